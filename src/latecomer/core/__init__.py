@@ -1,0 +1,1 @@
+"""The pure heart: flat models, versions, messages, the five slots and the server."""

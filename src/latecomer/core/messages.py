@@ -1,0 +1,171 @@
+"""What travels: tasks and updates, the server's events and its commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from latecomer.core.submodel import Submodel
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """The local training program of a task: everything the device and the server must agree on."""
+
+    local_epochs: int = 2
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.5
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    prox: float = 0.0
+    clip: float = 0.0  # per-example L2 bound on the gradient; 0 = off
+    last_layer_only: bool = False
+    lr_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Train `params` (version `version` of `lineage`) on the device's data as `spec` says.
+
+    `number` counts the tasks of this device: with the run's seed it names the random stream, so
+    that results do not depend on the order in which tasks are executed.
+    """
+
+    id: int
+    device: int
+    number: int
+    lineage: str
+    version: int
+    spec: TrainSpec
+    params: Tensor
+    submodel: Submodel | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What a device sends back: `delta` = trained - base, in device coordinates."""
+
+    task_id: int
+    delta: Tensor | None
+    num_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    noise_std: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution:
+    """An accepted update on its way through the slots."""
+
+    task: Task
+    update: Update
+    base: Tensor
+    delta: Tensor
+    lineage: str
+    staleness: int
+    weight: float = 1.0
+
+    def rebase(self, base: Tensor, delta: Tensor) -> "Contribution":
+        """The same contribution made fresh: as if trained from `base`, staleness 0."""
+        return replace(self, base=base, delta=delta, staleness=0)
+
+
+# Events: what the engine tells the server.
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The device can take a task (again). Late uploads of its earlier tasks may be under way."""
+
+    device: int
+    submodel: Submodel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The device cannot take a task for now; its open task may still come in."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """An update as it came off the wire: nothing in it has been checked yet."""
+
+    device: int
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The task will never come back."""
+
+    task_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """A compensation that took time is done; it re-enters the line at *weigh*."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A timer that the server set for itself with `Later`."""
+
+    name: str
+    version: int
+
+
+Event = Joined | Left | Arrived | Failed | Ready | Due
+
+
+# Commands: what the server asks of the engine.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """Give the task to its device."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Broadcast:
+    """Tell devices of a new head; a device in training rebases at its next local epoch."""
+
+    lineage: str
+    version: int
+    params: Tensor
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Later:
+    """Hand `event` back after `seconds`; the server goes on meanwhile."""
+
+    seconds: float
+    event: Ready | Due
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The strategy has nothing more to do."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of the event log; the engine adds the time."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+Command = Send | Broadcast | Later | Stop | Note

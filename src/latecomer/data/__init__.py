@@ -1,0 +1,1 @@
+"""Data sources, and how their examples come to lie on devices."""

@@ -1,0 +1,1 @@
+"""What runs on a device: models, local training, and the client around them."""

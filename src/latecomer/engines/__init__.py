@@ -1,0 +1,1 @@
+"""What moves time and bytes around the pure server."""

@@ -1,0 +1,1 @@
+"""Experiments: config, runner, metrics, files, comparison and report."""
