@@ -136,16 +136,6 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Broadcast:
-    """Tell devices of a new head; a device in training rebases at its next local epoch."""
-
-    lineage: str
-    version: int
-    params: Tensor
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Later:
     """Hand `event` back after `seconds`; the server goes on meanwhile."""
 
@@ -168,4 +158,4 @@ class Note:
     fields: Mapping[str, Any]
 
 
-Command = Send | Broadcast | Later | Stop | Note
+Command = Send | Later | Stop | Note

@@ -44,7 +44,7 @@ class Layout:
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named views into `vector`; no copy, and gradients flow through."""
-        pieces = vector.split(self.sizes)
+        pieces = torch.split(vector, list(self.sizes))
         return {
             name: piece.view(shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)

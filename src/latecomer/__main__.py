@@ -1,0 +1,3 @@
+from latecomer.cli import main
+
+main()

@@ -1,0 +1,200 @@
+"""The command line. It only calls the library, and imports it when a command needs it."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from latecomer.errors import BadInput, RunFailed
+
+app = typer.Typer(
+    name="latecomer",
+    help="Asynchronous federated learning that does not leave slow devices behind.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change a config value.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; must be new.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but the results' folder.")]
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML config; without one the quickstart runs.")
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment."""
+    if resume is not None and (config or settings or out):
+        raise BadInput("--resume takes no CONFIG, --set or --out: the run's folder has its config")
+    from rich.console import Console
+
+    from latecomer.study.terminal import progress_for, summary_table
+    from latecomer.study.report import write_report
+    from latecomer.study.runner import Silent, resume_run, start_run
+
+    console = Console()
+    progress = Silent() if quiet else progress_for(console)
+    if resume is not None:
+        folder = resume
+        summary = resume_run(folder, progress)
+    else:
+        parsed = _config(config, settings)
+        folder = out or _free_folder(f"{parsed.data.source}-{parsed.strategy.name}")
+        summary = start_run(parsed, folder, progress)
+    report = write_report(folder)
+    if quiet:
+        typer.echo(folder)
+        return
+    console.print(summary_table(summary))
+    console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="A TOML config: the scenario.")],
+    strategies: Annotated[str, typer.Option(help="Names, separated by commas.")],
+    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "1,2,3",
+    out: Out = None,
+    settings: Settings = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Accuracy for 's to target'; default 95% of the weakest strategy's."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run the same scenario under several strategies."""
+    from rich.console import Console
+
+    from latecomer.study.compare import compare as compare_all
+    from latecomer.study.config import read_toml, with_settings
+    from latecomer.study.report import write_report
+    from latecomer.study.terminal import comparison_table
+
+    tree = with_settings(read_toml(config), settings or [])
+    names = _listed(strategies, "--strategies", str)
+    numbers = _listed(seeds, "--seeds", int)
+    folder = out or _free_folder(f"compare-{config.stem}")
+    console = Console()
+
+    def told(cell: Any, summary: Any) -> None:
+        if not quiet:
+            line = f"{cell.strategy}, seed {cell.seed}: accuracy {summary['accuracy']:.3f}"
+            console.print(line, highlight=False)
+
+    table = compare_all(tree, names, numbers, folder, jobs, target, told)
+    report = write_report(folder)
+    if quiet:
+        typer.echo(folder)
+        return
+    console.print(comparison_table(table))
+    console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|fleets")],
+) -> None:
+    """List what there is, one line each."""
+    rows = _catalogue(what)
+    width = max(len(name) for name, _, _ in rows)
+    for name, summary, paper in rows:
+        typer.echo(f"{name:<{width}}  {summary}" + (f"  [{paper}]" if paper else ""))
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """(Re)write DIR/report.html from the files of a run or a comparison."""
+    from latecomer.study.report import write_report
+
+    typer.echo(write_report(folder))
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="A TOML config.")], settings: Settings = None
+) -> None:
+    """Check a config and its data, print it with all defaults filled in; run nothing."""
+    from latecomer.study.experiment import Experiment
+
+    experiment = Experiment(_config(config, settings))
+    for note in experiment.notes:
+        typer.echo(f"# note: {note}")
+    typer.echo(experiment.config.to_toml(), nl=False)
+
+
+def _config(path: Path | None, settings: list[str] | None) -> Any:
+    from latecomer.study.config import parse, quickstart, read_toml, with_settings
+
+    tree = quickstart() if path is None else read_toml(path)
+    return parse(with_settings(tree, settings or []), str(path or "quickstart"))
+
+
+def _free_folder(name: str) -> Path:
+    """runs/NAME, or with the first number that is free."""
+    base, path, number = Path("runs") / name.replace(":", "."), None, 1
+    while path is None or path.exists():
+        path = base.with_name(f"{base.name}-{number}")
+        number += 1
+    return path
+
+
+def _listed(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        found = [kind(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise BadInput(f"{option} {text!r}: must be whole numbers separated by commas") from None
+    if not found:
+        raise BadInput(f"{option}: name at least one, separated by commas")
+    return found
+
+
+def _catalogue(what: str) -> list[tuple[str, str, str]]:
+    match what:
+        case "strategies":
+            from latecomer.strategies.recipe import recipes
+
+            return [(r.name, r.summary, r.paper) for r in recipes().values()]
+        case "datasets":
+            from latecomer.data.sources import SOURCES
+
+            return [(s.name, s.summary, s.citation) for s in SOURCES.values()]
+        case "models":
+            from latecomer.device.models import MODELS
+
+            return [(m.name, m.summary, "") for m in MODELS.values()]
+        case "fleets":
+            from latecomer.fleet.presets import PROFILES
+
+            return [(p.name, p.summary, "") for p in PROFILES.values()]
+    raise BadInput(f"list {what!r}: must be one of strategies, datasets, models, fleets")
+
+
+def main() -> None:
+    """Entry point: bad input is one line and exit code 2, a failed run one line and 1."""
+    try:
+        app()
+    except BadInput as error:
+        _fail(error, 2)
+    except RunFailed as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        _fail(RuntimeError("interrupted"), 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+    sys.exit(code)

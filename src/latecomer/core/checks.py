@@ -1,0 +1,65 @@
+"""A device's message is hostile until checked."""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Mapping
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import torch
+
+from latecomer.core.messages import Task, Update
+
+
+class Checks:
+    """Refuses updates that are malformed, not finite, or far larger than the usual ones.
+
+    The norm bound is `norm_ratio` times the largest median that the last `window` accepted norms
+    ever had. A median cannot be walked upwards by a few devices, and keeping its largest value
+    leaves room for a late device that still has much to say after the others have converged.
+    It takes effect after `warmup` accepted updates; norm_ratio 0 switches it off.
+    """
+
+    def __init__(self, norm_ratio: float = 20.0, window: int = 101, warmup: int = 20) -> None:
+        self.norm_ratio, self.window, self.warmup = norm_ratio, window, warmup
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._reference = 0.0
+
+    def reason_to_refuse(self, task: Task, update: Update) -> str | None:
+        """Why this update must not touch the model, or None; an accepted one is remembered."""
+        delta = update.delta
+        if not isinstance(update.num_examples, int) or update.num_examples < 1:
+            return f"num_examples is {update.num_examples!r}, must be a whole number above 0"
+        if not all(isinstance(v, Real) and isfinite(v) for v in update.metrics.values()):
+            return "a metric is not a finite number"
+        if delta is None:
+            return None
+        if delta.dtype != torch.float32 or delta.dim() != 1:
+            return f"delta is {delta.dtype} with {delta.dim()} axes, must be a float32 vector"
+        if delta.numel() != task.params.numel():
+            return f"delta has {delta.numel()} values, the task has {task.params.numel()}"
+        norm = float(torch.linalg.vector_norm(delta))
+        if not isfinite(norm):
+            return "delta is not finite"
+        bound = self.norm_ratio * self._reference
+        if self.norm_ratio and len(self._recent) >= self.warmup and norm > bound > 0:
+            return f"norm {norm:.3g} exceeds {bound:.3g} ({self.norm_ratio:g} x the usual)"
+        self._remember(norm)
+        return None
+
+    def _remember(self, norm: float) -> None:
+        self._recent.append(norm)
+        insort(self._sorted, norm)
+        if len(self._recent) > self.window:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._reference = max(self._reference, self._sorted[len(self._sorted) // 2])
+
+    def state(self) -> dict[str, Any]:
+        return {"recent": list(self._recent), "reference": self._reference}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._recent = deque(state["recent"])
+        self._sorted = sorted(self._recent)
+        self._reference = state["reference"]

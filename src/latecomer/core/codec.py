@@ -1,0 +1,101 @@
+"""State as JSON and tensors: what a checkpoint is made of. No pickle.
+
+`encode` turns nested plain values, tensors and known dataclasses into a JSON tree; tensors are
+put aside under a name, one that occurs twice is stored once, and `decode` shares it again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from latecomer.core import messages
+from latecomer.core.submodel import Submodel
+
+_KNOWN: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        messages.TrainSpec,
+        messages.Task,
+        messages.Update,
+        messages.Contribution,
+        messages.Joined,
+        messages.Left,
+        messages.Arrived,
+        messages.Failed,
+        messages.Ready,
+        messages.Due,
+        Submodel,
+    )
+}
+
+
+def portable(cls: type) -> type:
+    """Class decorator: instances of this dataclass may be part of a state."""
+    _KNOWN[cls.__name__] = cls
+    return cls
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+
+    def encode(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return {"tensor": self._name(value)}
+        if isinstance(value, list | tuple):
+            items = [self.encode(item) for item in value]
+            return items if isinstance(value, list) else {"tuple": items}
+        if isinstance(value, Mapping):
+            return {"map": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
+        name = type(value).__name__
+        if _KNOWN.get(name) is not type(value):
+            raise TypeError(f"a state cannot hold {type(value).__qualname__}")
+        named = {f.name: self.encode(getattr(value, f.name)) for f in fields(cast(Any, value))}
+        return {"type": name, "fields": named}
+
+    def _name(self, tensor: Tensor) -> str:
+        # id() is safe as a key: self.tensors keeps every tensor alive.
+        name = self._names.get(id(tensor))
+        if name is None:
+            name = self._names[id(tensor)] = f"t{len(self.tensors)}"
+            self.tensors[name] = tensor
+        return name
+
+
+def encode(value: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The JSON tree of `value`, and its tensors by name."""
+    encoder = _Encoder()
+    tree = encoder.encode(value)
+    return tree, encoder.tensors
+
+
+def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that `encode` was given."""
+    if isinstance(tree, list):
+        return [decode(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]]
+    if "tuple" in tree:
+        return tuple(decode(item, tensors) for item in tree["tuple"])
+    if "map" in tree:
+        return {decode(k, tensors): decode(v, tensors) for k, v in tree["map"]}
+    values = {name: decode(v, tensors) for name, v in tree["fields"].items()}
+    return _KNOWN[tree["type"]](**values)
+
+
+def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that own exactly their memory, as safetensors wants them."""
+    return {
+        name: t.clone(memory_format=torch.contiguous_format)
+        if t.untyped_storage().nbytes() != t.numel() * t.element_size() or not t.is_contiguous()
+        else t
+        for name, t in tensors.items()
+    }

@@ -1,0 +1,266 @@
+"""The server as a pure state machine: events in, commands out. No clock, no thread, no file."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from latecomer.core.checks import Checks
+from latecomer.core.messages import (
+    MAIN,
+    Arrived,
+    Command,
+    Contribution,
+    Due,
+    Event,
+    Failed,
+    Joined,
+    Later,
+    Left,
+    Note,
+    Ready,
+    Send,
+    Task,
+    TrainSpec,
+)
+from latecomer.core.pool import Pool
+from latecomer.core.store import ModelStore
+from latecomer.core.strategy import (
+    Assignment,
+    Commit,
+    Drop,
+    FollowsLineages,
+    Strategy,
+    WaitsForTimer,
+)
+from latecomer.core.submodel import Submodel, take
+
+
+class Server:
+    """Drives one strategy over the store.
+
+    `handle` takes all events of one moment, so that an epoch is closed by everybody who arrived
+    at that moment and not by whoever happens to stand first in the queue.
+    """
+
+    def __init__(
+        self,
+        initial: Tensor,
+        strategy: Strategy,
+        spec: TrainSpec,
+        checks: Checks | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.store = ModelStore(initial)
+        self.strategy = strategy
+        self.spec = strategy.prepare(spec)
+        self.checks = checks or Checks()
+        self.seed = seed
+        self.idle = Pool()
+        self.open_tasks: dict[int, Task] = {}
+        self.working: dict[int, int] = {}  # device -> the task it is busy with
+        self.tasks_given = 0
+        self.accepted = 0
+        self._numbers: dict[int, int] = {}  # device -> tasks it has been given
+        self._homes: dict[int, str] = {}
+        self._submodels: dict[int, Submodel | None] = {}
+
+    def home(self, device: int) -> str:
+        """The lineage whose model this device uses."""
+        return self.store.resolve(self._homes.get(device, MAIN))
+
+    def handle(self, *events: Event) -> list[Command]:
+        """Take in all events of one moment; returns what the engine has to do now."""
+        out: list[Command] = []
+        for event in events:
+            match event:
+                case Arrived():
+                    self._arrived(event, out)
+                case Ready(contribution):
+                    self._merge("compensation", contribution, contribution.staleness, out)
+                case Joined(device, submodel):
+                    self._submodels[device] = submodel
+                    self.working.pop(device, None)
+                    self.idle.add(device)
+                case Left(device):
+                    self.idle.discard(device)
+                case Failed(task_id, reason):
+                    self._failed(task_id, reason, out)
+                case Due():
+                    self._due(event)
+        for commit in self.strategy.merge.settle(self):
+            self._commit(commit, out)
+        self._dispatch(out)
+        return out
+
+    def _arrived(self, event: Arrived, out: list[Command]) -> None:
+        """Close the task -> base -> route -> compensate; *weigh* and *merge* follow."""
+        update, device = event.update, event.device
+        if self.working.get(device) == update.task_id:
+            del self.working[device]
+            self.idle.add(device)
+        task, reason = self._admit(event)
+        if task is None or reason is not None:
+            fields = {"device": device, "task": update.task_id, "reason": reason}
+            out.append(Note("refusal", fields))
+            return
+        self.accepted += 1
+        if update.delta is None:
+            # A sign of life: the device had nothing worth sending.
+            fields = {"device": device, "task": task.id, "sent": task.version, "skipped": True}
+            out.append(Note("arrival", fields))
+            return
+        contribution = Contribution(task, update, task.params, update.delta, task.lineage, 0)
+        lineage = self.strategy.route(contribution, self)
+        self._homes[device] = lineage
+        staleness = self.store.staleness(task.version, lineage)
+        contribution = replace(contribution, lineage=lineage, staleness=staleness)
+        compensated = self.strategy.compensate(contribution, self)
+        if isinstance(compensated, Later):
+            out.append(_line("arrival", contribution, self, staleness=staleness))
+            out.append(compensated)
+        else:
+            self._merge("arrival", compensated, staleness, out)
+
+    def _admit(self, event: Arrived) -> tuple[Task | None, str | None]:
+        """The task this update answers, closed; or the reason why it is refused."""
+        task = self.open_tasks.get(event.update.task_id)
+        if task is None:
+            return None, "the task is unknown or already closed"
+        if task.device != event.device:
+            # The task stays open: its own device may still answer.
+            return None, f"the task belongs to device {task.device}"
+        self._close(task)
+        return task, self.checks.reason_to_refuse(task, event.update)
+
+    def _merge(
+        self, kind: str, contribution: Contribution, staleness: int, out: list[Command]
+    ) -> None:
+        """Weigh -> merge -> commit."""
+        weight = float(self.strategy.weigh(contribution, self))
+        contribution = replace(contribution, weight=weight)
+        out.append(_line(kind, contribution, self, staleness=staleness, weight=weight))
+        result = self.strategy.merge.add(contribution, self)
+        if isinstance(result, Drop):
+            task = contribution.task
+            fields = {"device": task.device, "task": task.id, "reason": result.reason}
+            out.append(Note("drop", fields))
+        elif result is not None:
+            self._commit(result, out)
+
+    def _commit(self, commit: Commit, out: list[Command]) -> None:
+        version = self.store.commit(commit.lineage, commit.params)
+        fields = {"lineage": commit.lineage, "version": version, "updates": commit.contributions}
+        out.append(Note("commit", fields))
+
+    def _failed(self, task_id: int, reason: str, out: list[Command]) -> None:
+        task = self.open_tasks.get(task_id)
+        if task is None:
+            return
+        self._close(task)
+        if self.working.get(task.device) == task_id:
+            del self.working[task.device]
+        out.append(Note("drop", {"device": task.device, "task": task_id, "reason": reason}))
+
+    def _due(self, due: Due) -> None:
+        for part in self.strategy.slots.values():
+            if isinstance(part, WaitsForTimer):
+                part.on_due(due, self)
+
+    def _close(self, task: Task) -> None:
+        del self.open_tasks[task.id]
+        self.store.unpin(task.version)
+
+    def _dispatch(self, out: list[Command]) -> None:
+        for wish in self.strategy.dispatch(self):
+            if isinstance(wish, Assignment):
+                out.extend(self._assign(wish))
+            else:
+                out.append(wish)
+
+    def _assign(self, wish: Assignment) -> Iterable[Command]:
+        device, lineage = wish.device, wish.lineage
+        if lineage not in self.store:
+            self.fork(self.home(device), lineage)
+        version = self.store.head(lineage)
+        submodel = self._submodels.get(device)
+        task = Task(
+            id=self.tasks_given,
+            device=device,
+            number=self._numbers.get(device, 0),
+            lineage=lineage,
+            version=version,
+            spec=wish.spec or self.spec,
+            params=take(self.store.params(version), submodel),
+            submodel=submodel,
+        )
+        self.tasks_given += 1
+        self._numbers[device] = task.number + 1
+        self._homes[device] = lineage
+        self.store.pin(version)
+        self.open_tasks[task.id] = task
+        self.working[device] = task.id
+        self.idle.discard(device)
+        fields = {
+            "device": device,
+            "task": task.id,
+            "lineage": lineage,
+            "version": version,
+            "bytes": _wire_bytes(task.params),
+        }
+        return Note("dispatch", fields), Send(task)
+
+    def fork(self, parent: str, child: str) -> None:
+        """Open a lineage on the head of another one, and let the parts that care know."""
+        self.store.fork(parent, child)
+        for part in self.strategy.slots.values():
+            if isinstance(part, FollowsLineages):
+                part.on_fork(parent, child)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `restore` needs, as plain values, tensors and messages."""
+        return {
+            "store": self.store.state(),
+            "strategy": self.strategy.state(),
+            "checks": self.checks.state(),
+            "idle": list(self.idle),
+            "open_tasks": list(self.open_tasks.values()),
+            "working": dict(self.working),
+            "tasks_given": self.tasks_given,
+            "accepted": self.accepted,
+            "numbers": dict(self._numbers),
+            "homes": dict(self._homes),
+            "submodels": {d: s for d, s in self._submodels.items() if s is not None},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.store.restore(state["store"])
+        self.strategy.restore(state["strategy"])
+        self.checks.restore(state["checks"])
+        self.idle = Pool(state["idle"])
+        self.open_tasks = {task.id: task for task in state["open_tasks"]}
+        self.working = dict(state["working"])
+        self.tasks_given, self.accepted = state["tasks_given"], state["accepted"]
+        self._numbers = dict(state["numbers"])
+        self._homes = dict(state["homes"])
+        self._submodels = dict(state["submodels"])
+
+
+def _line(kind: str, contribution: Contribution, server: Server, **more: float) -> Note:
+    task = contribution.task
+    fields = {
+        "device": task.device,
+        "task": task.id,
+        "lineage": contribution.lineage,
+        "sent": task.version,
+        "version": server.store.head(contribution.lineage),
+        **more,
+    }
+    if kind == "arrival":
+        fields["bytes"] = _wire_bytes(contribution.delta)
+    return Note(kind, fields)
+
+
+def _wire_bytes(vector: Tensor) -> int:
+    return vector.numel() * vector.element_size()

@@ -1,0 +1,141 @@
+"""Every model version that somebody still needs, under one global commit number."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import MAIN
+
+
+@dataclass(slots=True)
+class _Held:
+    """A stored version: `pins` open tasks were sent it, `heads` lineages stand on it."""
+
+    params: Tensor
+    pins: int = 0
+    heads: int = 0
+
+
+class ModelStore:
+    """Heads of lineages, and the versions that open tasks were sent.
+
+    A version lives while it is a head or pinned, and not a moment longer, so the number of stored
+    models is bounded by the number of open tasks. Beside them each lineage keeps the numbers of
+    its own commits since the oldest stored version (8 bytes each): staleness is counted there,
+    which stays right when a device moves to another lineage, and after a fork or a merge.
+    """
+
+    def __init__(self, params: Tensor) -> None:
+        self.commits = 0
+        self._held: dict[int, _Held] = {0: _Held(params, heads=1)}
+        self._heads: dict[str, int] = {MAIN: 0}
+        self._history: dict[str, array[int]] = {MAIN: array("q")}
+        self._absorbed: dict[str, str] = {}
+
+    @property
+    def lineages(self) -> tuple[str, ...]:
+        return tuple(self._heads)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The numbers of all stored versions."""
+        return tuple(self._held)
+
+    def __contains__(self, lineage: str) -> bool:
+        return lineage in self._heads
+
+    def resolve(self, lineage: str) -> str:
+        """The living lineage that `lineage` is or was absorbed into."""
+        while lineage in self._absorbed:
+            lineage = self._absorbed[lineage]
+        return lineage
+
+    def head(self, lineage: str = MAIN) -> int:
+        return self._heads[lineage]
+
+    def params(self, version: int) -> Tensor:
+        """The model of a stored version; shared, so never write into it."""
+        return self._held[version].params
+
+    def head_params(self, lineage: str = MAIN) -> Tensor:
+        return self.params(self.head(lineage))
+
+    def pins(self, version: int) -> int:
+        """How many open tasks were sent this version."""
+        held = self._held.get(version)
+        return 0 if held is None else held.pins
+
+    def staleness(self, version: int, lineage: str = MAIN) -> int:
+        """Commits on `lineage` since `version`."""
+        history = self._history[lineage]
+        return len(history) - bisect_right(history, version)
+
+    def commit(self, lineage: str, params: Tensor) -> int:
+        """Make `params` the head of `lineage`; returns its version."""
+        self.commits += 1
+        self._held[self.commits] = _Held(params, heads=1)
+        self._release_head(self._heads[lineage])
+        self._heads[lineage] = self.commits
+        history = self._history[lineage]
+        history.append(self.commits)
+        if len(history) & 1023 == 0:
+            oldest = next(iter(self._held))
+            del history[: bisect_right(history, oldest)]
+        return self.commits
+
+    def pin(self, version: int) -> None:
+        self._held[version].pins += 1
+
+    def unpin(self, version: int) -> None:
+        self._held[version].pins -= 1
+        self._drop_if_unused(version)
+
+    def fork(self, parent: str, child: str) -> None:
+        """Open `child` on the head of `parent`; both go their own way from there."""
+        if child in self._heads or child in self._absorbed:
+            raise ValueError(f"lineage {child!r} exists already")
+        version = self._heads[parent]
+        self._held[version].heads += 1
+        self._heads[child] = version
+        self._history[child] = array("q", self._history[parent])
+
+    def absorb(self, into: str, gone: str) -> None:
+        """Close `gone`; what was sent from it is counted on `into` from now on."""
+        if into == gone:
+            raise ValueError(f"lineage {into!r} cannot absorb itself")
+        self._release_head(self._heads.pop(gone))
+        del self._history[gone]
+        self._absorbed[gone] = into
+
+    def _release_head(self, version: int) -> None:
+        self._held[version].heads -= 1
+        self._drop_if_unused(version)
+
+    def _drop_if_unused(self, version: int) -> None:
+        held = self._held[version]
+        if not held.pins and not held.heads:
+            del self._held[version]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "commits": self.commits,
+            "held": {number: [h.params, h.pins, h.heads] for number, h in self._held.items()},
+            "heads": dict(self._heads),
+            "history": {
+                name: torch.tensor(history, dtype=torch.int64)
+                for name, history in self._history.items()
+            },
+            "absorbed": dict(self._absorbed),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.commits = state["commits"]
+        self._held = {number: _Held(*fields) for number, fields in state["held"].items()}
+        self._heads = dict(state["heads"])
+        self._history = {name: array("q", h.tolist()) for name, h in state["history"].items()}
+        self._absorbed = dict(state["absorbed"])

@@ -1,0 +1,205 @@
+"""The five slots of an algorithm, with plain defaults."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import (
+    MAIN,
+    Contribution,
+    Due,
+    Later,
+    Stop,
+    Task,
+    TrainSpec,
+)
+from latecomer.core.pool import Pool
+from latecomer.core.store import ModelStore
+
+
+class ServerView(Protocol):
+    """What a slot may look at. Nothing here may be changed by it."""
+
+    @property
+    def store(self) -> ModelStore: ...
+    @property
+    def idle(self) -> Pool: ...
+    @property
+    def open_tasks(self) -> Mapping[int, Task]: ...
+    @property
+    def working(self) -> Mapping[int, int]: ...
+    @property
+    def spec(self) -> TrainSpec: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def tasks_given(self) -> int: ...
+    def home(self, device: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """A new head for a lineage, made of so many contributions."""
+
+    lineage: str
+    params: Tensor
+    contributions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The merge does not want this contribution."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Give `device` a task from the head of `lineage`.
+
+    A lineage that does not exist yet is opened as a fork of the device's present one.
+    """
+
+    device: int
+    lineage: str = MAIN
+    spec: TrainSpec | None = None
+
+
+Route = Callable[[Contribution, ServerView], str]
+Compensate = Callable[[Contribution, ServerView], Contribution | Later]
+Weigh = Callable[[Contribution, ServerView], float]
+Dispatch = Callable[[ServerView], Iterable[Assignment | Later | Stop]]
+
+
+class Merge(Protocol):
+    """Turns contributions into commits."""
+
+    def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
+        """Take one contribution in; a commit here happens at once, before the next event."""
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        """Called once after all events of one moment: the commits that are due now."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part whose state belongs in a checkpoint."""
+
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class WaitsForTimer(Protocol):
+    """A part that set a timer with `Later(seconds, Due(...))`."""
+
+    def on_due(self, due: Due, view: ServerView) -> None: ...
+
+
+@runtime_checkable
+class FollowsLineages(Protocol):
+    """A part that keeps something per lineage."""
+
+    def on_fork(self, parent: str, child: str) -> None: ...
+    def on_absorb(self, into: str, gone: str) -> None: ...
+
+
+# The plain defaults.
+
+
+def stay_home(contribution: Contribution, view: ServerView) -> str:
+    """Route: the lineage the device was sent a model of, or what has absorbed it."""
+    return view.store.resolve(contribution.task.lineage)
+
+
+def as_it_is(contribution: Contribution, view: ServerView) -> Contribution:
+    """Compensate: not at all."""
+    return contribution
+
+
+def in_full(contribution: Contribution, view: ServerView) -> float:
+    """Weigh: 1 for everybody."""
+    return 1.0
+
+
+def same_spec(spec: TrainSpec) -> TrainSpec:
+    """Train as the run's config says."""
+    return spec
+
+
+def mixed(head: Tensor, contribution: Contribution, weight: float) -> Tensor:
+    """(1 - weight) * head + weight * trained, on the coordinates the device trained."""
+    trained = contribution.base + contribution.delta
+    submodel = contribution.task.submodel
+    if submodel is None:
+        return torch.lerp(head, trained, weight)
+    result = head.clone()
+    result[submodel.index] = torch.lerp(submodel.take(head), trained, weight)
+    return result
+
+
+class Mix:
+    """Merge: each contribution at once, w <- (1 - a) w + a w_i with a = its weight."""
+
+    def add(self, contribution: Contribution, view: ServerView) -> Commit:
+        head = view.store.head_params(contribution.lineage)
+        return Commit(contribution.lineage, mixed(head, contribution, contribution.weight), 1)
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        return ()
+
+
+class AtOnce:
+    """Dispatch: every waiting device gets a task at once, at most `concurrency` working (0: all).
+
+    Which of the waiting go first is random, drawn anew for every version.
+    """
+
+    def __init__(self, concurrency: int = 0) -> None:
+        self.concurrency = concurrency
+
+    def __call__(self, view: ServerView) -> Iterable[Assignment]:
+        if self.concurrency:
+            free = max(0, self.concurrency - len(view.working))
+            devices = view.idle.sample(free, selection_rng(view))
+        else:
+            devices = list(view.idle)
+        return [Assignment(device, view.home(device)) for device in devices]
+
+
+def selection_rng(view: ServerView) -> np.random.Generator:
+    """A random stream for choosing devices; derived, so that a checkpoint need not store it."""
+    return np.random.default_rng([view.seed, 0x5E1EC7, view.store.commits, view.tasks_given])
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """An algorithm: five slots filled. `prepare` adapts the run's training program to it.
+
+    `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet.
+    """
+
+    name: str = "custom"
+    route: Route = stay_home
+    compensate: Compensate = as_it_is
+    weigh: Weigh = in_full
+    merge: Merge = field(default_factory=Mix)
+    dispatch: Dispatch = field(default_factory=AtOnce)
+    prepare: Callable[[TrainSpec], TrainSpec] = same_spec
+    has_epochs: bool = False
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        names = ("route", "compensate", "weigh", "merge", "dispatch")
+        return {name: getattr(self, name) for name in names}
+
+    def state(self) -> dict[str, Any]:
+        return {n: part.state() for n, part in self.slots.items() if isinstance(part, Stateful)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, part_state in state.items():
+            getattr(self, name).restore(part_state)

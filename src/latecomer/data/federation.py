@@ -1,0 +1,292 @@
+"""A dataset laid out on devices: split, scaled, augmented, with a central test set."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from latecomer.data.augment import AUGMENTATIONS
+from latecomer.data.dataset import Dataset
+from latecomer.data.partition import PARTITIONS, Indices
+from latecomer.data.scaling import impute, moments, pool, standardise
+from latecomer.errors import BadInput
+
+TESTS = ("fair", "held-out-clients", "official")
+SCALES = ("global", "local", "none")
+
+# One random stream per purpose (and device), so that no choice moves another.
+PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM = range(4)
+
+MAX_LISTED = 10
+
+
+class Examples(NamedTuple):
+    """Inputs (float32) and their labels (int64)."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one device holds; any part may be empty."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All devices, indexed by device id, and what the server measures on."""
+
+    clients: tuple[ClientData, ...]
+    test: Examples
+    validation: Examples
+    num_classes: int
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    def class_counts(self) -> Tensor:
+        """Training examples (replicas included) of each class on each device."""
+        return torch.stack(
+            [torch.bincount(c.train.y, minlength=self.num_classes) for c in self.clients]
+        )
+
+    def pooled(self) -> Examples:
+        """All training examples in one place, for the centralised reference."""
+        return _union(client.train for client in self.clients)
+
+
+class _Parts(NamedTuple):
+    """The rows of one device."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    partition: str,
+    devices: int,
+    alpha: float,
+    test: str,
+    scale: str,
+    augment: str,
+    split: tuple[float, float, float] = (0.64, 0.16, 0.2),
+    seed: int,
+) -> Federation:
+    """Lay `dataset` out on devices; the same arguments give the same federation.
+
+    `alpha` is for partition dirichlet only. The central test set is, by `test`: "fair" the test
+    share of every device; "held-out-clients" all data of a test share of the devices, which
+    stay as ids without training data; "official" the rows that the dataset marks.
+    """
+    _known("partition", partition, PARTITIONS)
+    _known("test", test, TESTS)
+    _known("scale", scale, SCALES)
+    _known("augment", augment, AUGMENTATIONS)
+    _check_numbers(devices, split, seed)
+
+    official = _official_rows(dataset) if test == "official" else None
+    shares = _shares(dataset, official, partition, devices, alpha, seed)
+    held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
+    nothing = np.empty(0, dtype=np.int64)
+    parts = [
+        _Parts(nothing, nothing, share)
+        if device in held_out
+        else _split(share, split, np.random.default_rng([seed, SPLIT_STREAM, device]))
+        for device, share in enumerate(shares)
+    ]
+
+    scaler = _Scaler(dataset.x, parts, scale)
+    clients = []
+    for device, rows in enumerate(parts):
+        rescale = scaler.of(device)
+        rng = np.random.default_rng([seed, AUGMENT_STREAM, device])
+        train = AUGMENTATIONS[augment](rescale(rows.train), dataset.y[rows.train], rng)
+        clients.append(
+            ClientData(
+                train=_examples(*train),
+                validation=_examples(rescale(rows.validation), dataset.y[rows.validation]),
+                test=_examples(rescale(rows.test), dataset.y[rows.test]),
+            )
+        )
+
+    if official is not None:
+        central = _examples(scaler.pooled(official), dataset.y[official])
+    elif held_out:
+        central = _union(clients[device].test for device in held_out)
+    else:
+        central = _union(client.test for client in clients)
+    if len(central.y) == 0:
+        raise BadInput(
+            f"test {test!r} leaves no example for the central test set "
+            f"({len(dataset)} examples on {len(shares)} devices); "
+            "use fewer devices or a larger test share"
+        )
+    return Federation(
+        clients=tuple(clients),
+        test=central,
+        validation=_union(client.validation for client in clients),
+        num_classes=dataset.num_classes,
+        class_names=dataset.class_names,
+        input_shape=tuple(dataset.x.shape[1:]),
+        notes=tuple(_notes(dataset, devices, shares, held_out, central)),
+    )
+
+
+def _known(option: str, value: str, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise BadInput(f"{option} {value!r} is unknown; allowed are {', '.join(allowed)}")
+
+
+def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -> None:
+    if devices < 1:
+        raise BadInput(f"devices is {devices}; expected at least 1")
+    if seed < 0:
+        raise BadInput(f"seed is {seed}; expected 0 or more")
+    if not (
+        len(split) == 3
+        and split[0] > 0
+        and all(share >= 0 for share in split)
+        and abs(sum(split) - 1) < 1e-6
+    ):
+        raise BadInput(
+            f"split is {split}; expected three shares (train, validation, test) that add up to 1, "
+            "with train above 0"
+        )
+
+
+def _official_rows(dataset: Dataset) -> Indices:
+    if dataset.test is None:
+        raise BadInput("test 'official' needs data that mark their test rows; use 'fair' instead")
+    rows = np.flatnonzero(dataset.test)
+    if len(rows) in (0, len(dataset)):
+        raise BadInput(
+            f"test 'official': {len(rows)} of {len(dataset)} rows are marked as test; "
+            "expected some, but not all"
+        )
+    return rows
+
+
+def _shares(
+    dataset: Dataset,
+    official: Indices | None,
+    partition: str,
+    devices: int,
+    alpha: float,
+    seed: int,
+) -> list[Indices]:
+    rows = np.arange(len(dataset))
+    if official is not None:
+        rows = np.delete(rows, official)
+    return [
+        rows[share]
+        for share in PARTITIONS[partition](
+            dataset.y[rows],
+            devices,
+            np.random.default_rng([seed, PARTITION_STREAM]),
+            alpha=alpha,
+            subject=None if dataset.subject is None else dataset.subject[rows],
+        )
+    ]
+
+
+def _held_out(shares: Sequence[Indices], fraction: float, seed: int) -> list[int]:
+    holders = [device for device, share in enumerate(shares) if len(share)]
+    if len(holders) < 2:
+        raise BadInput("test 'held-out-clients' needs at least 2 devices with data; there is 1")
+    count = min(max(1, round(fraction * len(holders))), len(holders) - 1)
+    rng = np.random.default_rng([seed, HELD_OUT_STREAM])
+    return sorted(rng.choice(holders, size=count, replace=False).tolist())
+
+
+def _split(share: Indices, split: tuple[float, float, float], rng: np.random.Generator) -> _Parts:
+    """A shuffled device in three; training comes first when there is not enough for all."""
+    size = len(share)
+    test = int(split[2] * size + 0.5)
+    if size > 1 and split[2] > 0:
+        test = max(test, 1)
+    test = min(test, max(size - 1, 0))
+    validation = min(int(split[1] * size + 0.5), max(size - 1 - test, 0))
+    shuffled = rng.permutation(share)
+    train = size - validation - test
+    return _Parts(*np.split(shuffled, [train, train + validation]))
+
+
+class _Scaler:
+    """Rows of the data, scaled for a device or by the statistics of all devices.
+
+    Only moments of training parts are pooled, as they would be in a real federation.
+    """
+
+    def __init__(self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str) -> None:
+        self._x = x
+        self._scale = scale
+        own = [moments(x[rows.train]) for rows in parts]
+        self._all = pool(own)
+        # A held-out device has no training part, and scales by what it has.
+        self._own = [
+            mine if len(rows.train) else moments(x[rows.test])
+            for mine, rows in zip(own, parts, strict=True)
+        ]
+
+    def of(self, device: int) -> Callable[[Indices], NDArray[np.float32]]:
+        """How this device scales its rows."""
+        if self._scale != "local":
+            return self.pooled
+        by = self._own[device].where_unobserved(self._all)
+        return lambda rows: standardise(self._x[rows], by)
+
+    def pooled(self, rows: Indices) -> NDArray[np.float32]:
+        """Rows scaled (or only imputed) by the pooled moments."""
+        transform = impute if self._scale == "none" else standardise
+        return transform(self._x[rows], self._all)
+
+
+def _examples(x: NDArray[np.float32], y: NDArray[np.int64]) -> Examples:
+    return Examples(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _union(parts: Iterable[Examples]) -> Examples:
+    xs, ys = zip(*parts, strict=True)
+    return Examples(torch.cat(xs), torch.cat(ys))
+
+
+def _notes(
+    dataset: Dataset,
+    devices: int,
+    shares: Sequence[Indices],
+    held_out: Sequence[int],
+    central: Examples,
+) -> Iterable[str]:
+    if len(shares) != devices:
+        yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
+    if empty := [device for device, share in enumerate(shares) if not len(share)]:
+        yield f"{_count(empty)} no data and get no task: {_listed(empty)}"
+    if held_out:
+        yield f"{_count(held_out)} the central test set and get no task: {_listed(held_out)}"
+    if missing := int(np.isnan(dataset.x).sum()):
+        yield f"{missing} missing values ({missing / dataset.x.size:.2%}) are set to the mean"
+    present = set(central.y.tolist())
+    absent = [name for label, name in enumerate(dataset.class_names) if label not in present]
+    if absent:
+        yield f"classes absent from the central test set: {_listed(absent)}"
+
+
+def _count(devices: Sequence[int]) -> str:
+    return f"{len(devices)} {'device holds' if len(devices) == 1 else 'devices hold'}"
+
+
+def _listed(items: Sequence[object]) -> str:
+    shown = ", ".join(str(item) for item in items[:MAX_LISTED])
+    more = len(items) - MAX_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown

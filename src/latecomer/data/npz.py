@@ -1,0 +1,87 @@
+"""Datasets in one .npz file: x, y, and optionally subject, test and class_names."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latecomer.data.dataset import Dataset
+from latecomer.errors import BadInput
+
+Array = NDArray[Any]
+
+
+def read_npz(path: Path) -> Dataset:
+    """The dataset in `path`; uint8 images become [0, 1] with a channel axis, NaN is missing."""
+    found = read_arrays(path, ("x", "y", "subject", "test", "class_names"))
+    for key in ("x", "y"):
+        if key not in found:
+            raise BadInput(f"{path}: the array {key!r} is missing; expected x and y")
+    return Dataset(
+        x=as_images(found["x"]),
+        y=found["y"],
+        subject=found.get("subject"),
+        test=found.get("test"),
+        class_names=_names(path, found.get("class_names")),
+        where=str(path),
+    )
+
+
+def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
+    """Those of the wanted arrays that are in the file; others are not even looked at."""
+    if path.is_dir():
+        raise BadInput(f"{path}: is a folder; expected an .npz file")
+    key = ""
+    try:
+        # Opened here, as numpy leaves its own handle open when the archive is damaged.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise BadInput(f"{path}: holds a single array; expected an .npz with x and y")
+            with archive:
+                found = {}
+                for key in wanted:
+                    if key in archive.files:
+                        found[key] = archive[key]
+    except BadInput:
+        raise
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; expected an .npz file") from None
+    # zipfile, zlib and numpy's header parser raise a dozen kinds; each means a bad file.
+    except Exception as error:
+        raise BadInput(f"{path}: {_reason(key, error)}") from None
+    for key, value in found.items():
+        if not isinstance(value, np.ndarray):
+            raise BadInput(f"{path}: {key!r} is not an array; expected an intact .npz file")
+    return found
+
+
+def _reason(key: str, error: Exception) -> str:
+    if "allow_pickle" in str(error):
+        if not key:
+            return "is not an .npz file; expected an .npz file with x and y"
+        return f"the array {key!r} holds pickled objects; expected plain numbers or text"
+    what = f"the array {key!r}" if key else "the file"
+    detail = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"cannot read {what} ({detail}); expected an intact .npz file"
+
+
+def as_images(x: Array) -> Array:
+    """uint8 arrays of 3 or 4 axes as float32 in [0, 1] with a channel axis; others as they are."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return x
+    scaled = x.astype(np.float32) / np.float32(255)
+    return scaled[:, np.newaxis] if x.ndim == 3 else scaled
+
+
+def _names(path: Path, names: Array | None) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if names.ndim != 1 or names.dtype.kind not in "US":
+        raise BadInput(f"{path}: class_names is {names.dtype} {names.shape}; expected (k,) text")
+    return tuple(
+        name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        for name in names.tolist()
+    )

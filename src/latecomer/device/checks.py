@@ -1,0 +1,79 @@
+"""What a model must be so that training is a pure function of tensors; anything else is refused."""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from latecomer.errors import BadInput
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def check_model(
+    module: nn.Module, input_shape: tuple[int, ...], num_classes: int, label: str = "model"
+) -> None:
+    """Raise BadInput, saying what to use instead, unless `module` can be trained here."""
+    for name, part in module.named_modules():
+        kind, where = type(part).__name__, f"at '{name}'" if name else "at the top"
+        if isinstance(part, _BatchNorm):
+            raise BadInput(
+                f"{label}: {kind} {where} mixes the examples of a batch and keeps running "
+                f"statistics; use nn.GroupNorm instead"
+            )
+        if isinstance(part, _DropoutNd) and part.p > 0:
+            raise BadInput(
+                f"{label}: {kind}(p={part.p:g}) {where} makes training random; "
+                f"use p=0 or leave it out, and regularise with weight_decay"
+            )
+    _check_forward(module, input_shape, num_classes, label)
+    for name, _ in module.named_buffers():
+        raise BadInput(
+            f"{label}: buffer '{name}' is state outside the parameters and would not travel; "
+            f"use an nn.Parameter, a plain attribute or a layer without running statistics"
+        )
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    if not names:
+        raise BadInput(f"{label}: no parameters to train; use a module with nn.Parameter")
+    own = dict(module.named_parameters())
+    for name in names:
+        if name not in own:
+            raise BadInput(
+                f"{label}: parameter '{name}' is shared with another layer; give each its own"
+            )
+        if not own[name].requires_grad:
+            raise BadInput(
+                f"{label}: parameter '{name}' is frozen (requires_grad=False); "
+                f"unfreeze it, or train the output layer alone with last_layer_only"
+            )
+
+
+def _check_forward(
+    module: nn.Module, input_shape: tuple[int, ...], num_classes: int, label: str
+) -> None:
+    batch = torch.zeros(2, *input_shape)
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            output = module(batch)
+    except Exception as error:
+        raise BadInput(
+            f"{label}: forward fails on a batch of shape {tuple(batch.shape)}: {first_line(error)}"
+        ) from error
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise BadInput(
+            f"{label}: forward draws random numbers (functional dropout?); "
+            f"take the randomness out of forward"
+        )
+    wanted = (2, num_classes)
+    given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if given != wanted:
+        raise BadInput(
+            f"{label}: forward must give logits of shape (n, {num_classes}), "
+            f"here {wanted}, but gave {given}"
+        )

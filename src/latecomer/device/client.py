@@ -1,0 +1,32 @@
+"""The code on a device: its data, and the tasks it performs on them."""
+
+from torch import Tensor
+
+from latecomer.core.messages import Task, Update
+from latecomer.device.flat import FlatModel
+from latecomer.device.release import release
+from latecomer.device.training import local_update, plan_batches, task_rng
+from latecomer.errors import BadInput
+
+
+class Client:
+    """Trains the whole model on the examples of one device."""
+
+    def __init__(self, device: int, model: FlatModel, x: Tensor, y: Tensor, seed: int) -> None:
+        if len(x) != len(y) or not len(x):
+            raise BadInput(
+                f"device {device}: {len(x)} examples and {len(y)} labels; "
+                f"needs as many of each, and at least one"
+            )
+        self.device = device
+        self.model = model
+        self.x = x
+        self.y = y
+        self.seed = seed
+
+    def perform(self, task: Task) -> Update:
+        """Train as the task says; the same task always gives the same update."""
+        rng = task_rng(self.seed, self.device, task.number)
+        plan = plan_batches(len(self.x), task.spec, rng)
+        trained = local_update(self.model, task.params, self.x, self.y, task.spec, plan)
+        return release(Update(task.id, trained.sub_(task.params), len(self.x)))

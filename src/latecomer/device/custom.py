@@ -1,0 +1,93 @@
+"""A user's own network, named as `module:callable`."""
+
+import importlib
+import inspect
+import os
+import sys
+from typing import Any
+
+from torch import nn
+
+from latecomer.device.checks import first_line
+from latecomer.errors import BadInput
+
+
+def load_module(
+    name: str, input_shape: tuple[int, ...], num_classes: int, width: float = 1.0
+) -> nn.Module:
+    """Import and call what `name` says; modules in the current directory are found too.
+
+    The callable gets those of input_shape=, num_classes= and width= that it names, otherwise
+    (input_shape, num_classes) if it requires two arguments, otherwise nothing.
+    """
+    build = _find(name)
+    args, keywords = _arguments(name, build, input_shape, num_classes, width)
+    try:
+        module = build(*args, **keywords)
+    except Exception as error:
+        raise BadInput(f"model '{name}': calling it failed: {first_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise BadInput(
+            f"model '{name}': gave a {type(module).__name__}, but must give a torch.nn.Module"
+        )
+    return module
+
+
+def _find(name: str) -> Any:
+    place, _, attribute = name.partition(":")
+    if not place or not attribute:
+        raise BadInput(f"model '{name}': write your own model as module:callable, e.g. nets:Net")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(place)
+    except Exception as error:
+        raise BadInput(
+            f"model '{name}': cannot import '{place}' (looked in {here} and the installed "
+            f"packages): {first_line(error)}"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    build = getattr(module, attribute, None)
+    if not callable(build):
+        what = "has no" if build is None else "has a non-callable"
+        raise BadInput(f"model '{name}': module '{place}' {what} '{attribute}'")
+    return build
+
+
+def _arguments(
+    name: str, build: Any, input_shape: tuple[int, ...], num_classes: int, width: float
+) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # compiled callables have no signature
+        return [], {}
+    offered = {"input_shape": input_shape, "num_classes": num_classes, "width": width}
+    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        by_name |= {"input_shape", "num_classes"}
+    if width != 1.0 and "width" not in by_name:
+        raise BadInput(
+            f"model '{name}': width {width:g} needs a callable that takes width=, "
+            f"or one of the built-in models"
+        )
+    keywords = {key: value for key, value in offered.items() if key in by_name}
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind not in variable and p.name not in keywords
+    ]
+    if not required:
+        return [], keywords
+    if (
+        len(required) == 2
+        and not keywords
+        and required[0].kind is not inspect.Parameter.KEYWORD_ONLY
+    ):
+        return [input_shape, num_classes], {}
+    missing = ", ".join(p.name for p in required)
+    raise BadInput(
+        f"model '{name}': needs {missing}; it must be callable with input_shape= and "
+        f"num_classes=, with those two in order, or with nothing"
+    )

@@ -1,0 +1,111 @@
+"""Which models there are, and how a name becomes a checked network."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from latecomer.device import zoo
+from latecomer.device.checks import check_model
+from latecomer.device.custom import load_module
+from latecomer.device.zoo import Shape
+from latecomer.errors import BadInput
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A built-in model: `takes` says in words what `fits` tests."""
+
+    name: str
+    summary: str
+    build: Callable[[Shape, int, Sequence[int], float], nn.Module]
+    takes: str
+    fits: Callable[[Shape], bool]
+
+
+def _is_series(shape: Shape) -> bool:
+    return len(shape) in (1, 2)
+
+
+def _is_image(shape: Shape) -> bool:
+    return len(shape) == 3
+
+
+def _is_lenet_image(shape: Shape) -> bool:
+    return _is_image(shape) and min(shape[1:]) >= zoo.LENET_SMALLEST
+
+
+MODELS: dict[str, ModelInfo] = {
+    info.name: info
+    for info in (
+        ModelInfo(
+            "mlp",
+            "fully connected with ReLU; flattens any input; hidden sets the widths",
+            zoo.mlp,
+            "any shape",
+            lambda shape: True,
+        ),
+        ModelInfo(
+            "cnn1d",
+            "two 1-D convolutions and a linear layer, for time series and flat features",
+            zoo.cnn1d,
+            "series (steps, channels) or features (n,)",
+            _is_series,
+        ),
+        ModelInfo(
+            "lenet",
+            "LeNet-5, for small grey or colour images",
+            zoo.lenet,
+            "images (channels, height, width) of at least 4x4",
+            _is_lenet_image,
+        ),
+        ModelInfo(
+            "resnet18",
+            "ResNet-18 with GroupNorm, for images",
+            zoo.resnet18,
+            "images (channels, height, width)",
+            _is_image,
+        ),
+    )
+}
+
+
+def build_model(
+    name: str,
+    input_shape: Shape,
+    num_classes: int,
+    hidden: Sequence[int] = (64, 32),
+    width: float = 1.0,
+) -> nn.Module:
+    """The network called `name`, or a user's own as `module:callable`; BadInput if it is unfit.
+
+    `hidden` is for mlp only. Initial weights come from the global torch generator.
+    """
+    if not 0 < width <= 1:
+        raise BadInput(f"model width {width:g}: must be above 0 and at most 1")
+    if ":" in name:
+        module = load_module(name, input_shape, num_classes, width)
+    else:
+        info = model_info(name)
+        if not info.fits(input_shape):
+            fitting = [other.name for other in MODELS.values() if other.fits(input_shape)]
+            raise BadInput(
+                f"model '{name}' takes {info.takes}, not shape {input_shape}; "
+                f"for this shape use {' or '.join(fitting)}"
+            )
+        module = info.build(input_shape, num_classes, hidden, width)
+    check_model(module, input_shape, num_classes, label=f"model '{name}'")
+    return module
+
+
+def model_info(name: str) -> ModelInfo:
+    """The built-in model called `name`."""
+    if name in MODELS:
+        return MODELS[name]
+    near = difflib.get_close_matches(name, MODELS, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise BadInput(
+        f"unknown model '{name}': {hint}use one of {', '.join(MODELS)}, "
+        f"or your own as module:callable"
+    )

@@ -1,0 +1,175 @@
+"""The one local training program: a device runs it, a simulator batches it, a server unrolls it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latecomer.core.messages import TrainSpec
+from latecomer.device.flat import FlatModel
+from latecomer.device.optimizers import Memory, rule_named, start
+from latecomer.errors import BadInput
+
+BATCH_STREAM = 1  # keeps this generator apart from others made of the same seed
+PER_EXAMPLE_FLOATS = 2**26  # room for per-example gradients: 256 MB
+
+Hook = Callable[[Tensor, int], Tensor]
+Gradient = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class Plan(NamedTuple):
+    """Which examples each step sees: `order` (steps, width) indices, `mask` 1 where real.
+
+    The real examples of a step come first. In a functional run the mask may be any
+    non-negative weights, and may carry gradients.
+    """
+
+    order: Tensor
+    mask: Tensor
+
+
+def task_rng(seed: int, device: int, number: int) -> np.random.Generator:
+    """The random stream of one task, whenever and wherever it is executed."""
+    return np.random.default_rng([seed, BATCH_STREAM, device, number])
+
+
+def plan_batches(n: int, spec: TrainSpec, rng: np.random.Generator) -> Plan:
+    """`local_epochs` shuffled passes over n examples; a short last batch is padded."""
+    if n < 1:
+        raise BadInput("a device needs at least one example to train on")
+    width = min(spec.batch_size, n)
+    steps = -(-n // width)
+    order = np.zeros((spec.local_epochs, steps * width), dtype=np.int64)
+    mask = np.zeros((spec.local_epochs, steps * width), dtype=np.float32)
+    for epoch in range(spec.local_epochs):
+        order[epoch, :n] = rng.permutation(n)
+    mask[:, :n] = 1.0
+    return Plan(
+        torch.from_numpy(order.reshape(-1, width)), torch.from_numpy(mask.reshape(-1, width))
+    )
+
+
+def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy, over the examples as `weights` count them; 0 if none counts."""
+    if weights is None:
+        return F.cross_entropy(logits, y)
+    return _mean(F.cross_entropy(logits, y, reduction="none"), weights.to(logits.dtype))
+
+
+def local_update(
+    model: FlatModel,
+    params: Tensor,
+    x: Tensor,
+    y: Tensor,
+    spec: TrainSpec,
+    plan: Plan,
+    on_gradient: Hook | None = None,
+    functional: bool = False,
+    ragged: bool = False,
+) -> Tensor:
+    """`params` after training on (x, y) as `spec` and `plan` say; inputs are left as they were.
+
+    `on_gradient(gradient, step)` sees each gradient after clipping and averaging and before the
+    optimiser; with `last_layer_only` it sees the coordinates of the output layer alone.
+
+    `functional` gives the same numbers in a form that torch.autograd can differentiate and
+    torch.func.vmap can batch, at a higher cost per call. There, `ragged` says that some steps may
+    have no real example; such a step changes nothing (otherwise they are always skipped).
+    """
+    rule = rule_named(spec.optimizer)
+    span = model.head if spec.last_layer_only else slice(0, model.layout.size)
+    whole = params if functional else params.detach().clone()
+    base, moving = params[span], whole[span]
+    gradient_at = _gradient_function(model, whole, span, spec, functional)
+    add = Tensor.add if functional else Tensor.add_
+    sizes = None if functional else plan.mask.count_nonzero(1).tolist()
+    memory = start(moving)
+    with torch.set_grad_enabled(functional and torch.is_grad_enabled()):
+        for step, (index, weights) in enumerate(zip(*map(torch.unbind, plan), strict=True)):
+            real: Tensor | None = weights
+            if sizes is not None:
+                if not sizes[step]:
+                    continue
+                index, real = index[: sizes[step]], None
+            gradient = gradient_at(moving, x[index], y[index], real)
+            if on_gradient is not None:
+                # The step below may work in place; what the hook keeps must not change.
+                gradient = on_gradient(gradient, step).clone()
+            if spec.prox:
+                gradient = add(gradient, moving - base, alpha=spec.prox)
+            moved, remembered = rule(moving, gradient, memory, spec, add)
+            if functional and ragged:
+                live = weights.sum() > 0
+                moved = torch.where(live, moved, moving)
+                remembered = Memory(*map(torch.where, [live] * 3, remembered, memory))
+            moving, memory = moved, remembered
+    return _join(whole, moving, span) if functional else whole
+
+
+def _gradient_function(
+    model: FlatModel, whole: Tensor, span: slice, spec: TrainSpec, functional: bool
+) -> Gradient:
+    """How the gradient of a mini-batch is found: clipped, functional or, fastest, bound."""
+
+    def loss_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        return mean_loss(model.logits(_join(whole, moving, span), x), y, weights)
+
+    if spec.clip > 0:
+        return lambda moving, x, y, weights: _clipped(loss_at, moving, x, y, weights, spec.clip)
+    if functional:
+        return torch.func.grad(loss_at)
+
+    bound = model.bind(whole)
+    leaves = [p for p in bound if span.start <= p.storage_offset() < span.stop]
+
+    def gradient_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        with torch.enable_grad():
+            loss = mean_loss(model.module(x), y, weights)
+        pieces = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    return gradient_at
+
+
+def _clipped(
+    loss_at: Gradient, moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, clip: float
+) -> Tensor:
+    """The mean of per-example gradients, each first scaled down to an L2 norm of `clip`."""
+
+    def example_gradient(moving: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        gradient: Tensor = torch.func.grad(loss_at)(moving, x.unsqueeze(0), y.unsqueeze(0), None)
+        return gradient
+
+    if weights is None:
+        weights = x.new_ones(len(x))
+    weights = weights.to(moving.dtype)
+    rows = max(1, PER_EXAMPLE_FLOATS // moving.numel())
+    total = torch.zeros_like(moving)
+    for begin in range(0, len(x), rows):
+        part = slice(begin, begin + rows)
+        gradients = torch.func.vmap(example_gradient, in_dims=(None, 0, 0))(
+            moving, x[part], y[part]
+        )
+        norms = torch.linalg.vector_norm(gradients, dim=1)
+        factors = (clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+        total = total + (weights[part] * factors) @ gradients
+    return total / _count(weights)
+
+
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights).sum() / _count(weights)
+
+
+def _count(weights: Tensor) -> Tensor:
+    total = weights.sum()
+    return total + (total == 0)
+
+
+def _join(whole: Tensor, moving: Tensor, span: slice) -> Tensor:
+    """`whole` with `moving` at `span`."""
+    if moving.numel() == whole.numel():
+        return moving
+    return torch.cat([whole[: span.start], moving, whole[span.stop :]])

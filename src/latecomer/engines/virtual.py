@@ -1,0 +1,250 @@
+"""The virtual engine: discrete events in virtual time around the pure server.
+
+A heap of (time, counter, item); the counter makes ties deterministic. Training happens when its
+result is needed and never for a task that is lost. All randomness comes from streams named by
+(seed, device, task number), so the order of execution does not matter.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from latecomer.core.codec import portable
+from latecomer.core.messages import (
+    Arrived,
+    Command,
+    Due,
+    Event,
+    Failed,
+    Joined,
+    Later,
+    Left,
+    Note,
+    Ready,
+    Send,
+    Stop,
+    Task,
+    Update,
+)
+from latecomer.core.server import Server
+from latecomer.fleet.fleet import Fleet
+
+
+@portable
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The result of a task reaches the server; it is computed then."""
+
+    task_id: int
+    device: int
+
+
+@portable
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """A device's availability window opens."""
+
+    device: int
+
+
+@portable
+@dataclass(frozen=True, slots=True)
+class Closes:
+    """A device's availability window closes."""
+
+    device: int
+
+
+Item = Upload | Opens | Closes | Joined | Failed | Ready | Due
+
+
+class Trainer(Protocol):
+    """Computes what a device would send back."""
+
+    def examples(self, task: Task) -> int:
+        """How many examples the device passes through in this task."""
+
+    def update(self, task: Task) -> Update: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCosts:
+    """Virtual seconds that the server is busy per merged update, evaluation and compensation."""
+
+    merge: float = 0.0
+    evaluate: float = 0.0
+    compensate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a run ends; 0 is no bound. `epochs` counts commits of strategies that have epochs."""
+
+    updates: int = 0
+    epochs: int = 0
+    virtual_seconds: float = 0.0
+
+
+class VirtualEngine:
+    """Moves virtual time and bytes between one server and a simulated fleet."""
+
+    def __init__(
+        self,
+        server: Server,
+        fleet: Fleet,
+        trainer: Trainer,
+        devices: Iterable[int],
+        costs: ServerCosts | None = None,
+        on_note: Callable[[float, Note], None] | None = None,
+    ) -> None:
+        self.server, self.fleet, self.trainer = server, fleet, trainer
+        self.costs = costs or ServerCosts()
+        self.on_note = on_note
+        self.now = 0.0
+        self.bytes_up = self.bytes_down = 0
+        self.stopped: str | None = None
+        self._free_at = 0.0  # when the server has done what it is busy with
+        self._active_at = 0.0  # when something was last sent or came in
+        self._gone: set[int] = set()  # devices that will not come back
+        self._heap: list[tuple[float, int, Item]] = []
+        self._counter = 0
+        for device in devices:
+            opens = fleet.first_open(device, 0.0)
+            self._push(opens, Opens(device) if fleet.has_windows(device) else Joined(device))
+
+    def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
+        """Run to the first bound; `after_step` ends it early by returning False. Says why."""
+        while True:
+            reason = self._reason_to_end(bounds)
+            if reason is not None:
+                return reason
+            self._step(bounds.updates)
+            if not after_step():
+                return "interrupted"
+
+    def charge_evaluation(self) -> None:
+        """The server has evaluated a model: it is busy for that long."""
+        self._free_at = max(self._free_at, self.now) + self.costs.evaluate
+
+    def _reason_to_end(self, bounds: Bounds) -> str | None:
+        if self.stopped is not None:
+            return self.stopped
+        if bounds.updates and self.server.accepted >= bounds.updates:
+            return "updates"
+        if bounds.epochs and self.server.store.commits >= bounds.epochs:
+            return "epochs"
+        if not self._heap:
+            return "no device is left"
+        if bounds.virtual_seconds and self._heap[0][0] > bounds.virtual_seconds:
+            return "virtual_seconds"
+        idle_for = self._heap[0][0] - self._active_at
+        if not self.server.open_tasks and idle_for > 2 * self.fleet.longest_period:
+            return "the fleet has come to a stand: no device is given a task any more"
+        return None
+
+    def _step(self, max_updates: int) -> None:
+        """Handle everything that happens at the next moment."""
+        time = self._heap[0][0]
+        room = max_updates - self.server.accepted if max_updates else -1
+        self.now = max(time, self._free_at)
+        events: list[Event] = []
+        while self._heap and self._heap[0][0] == time and room != 0:
+            item = heapq.heappop(self._heap)[2]
+            room -= isinstance(item, Upload)
+            events.extend(self._resolve(item, time))
+        commands = self.server.handle(*events)
+        notes = (c for c in commands if isinstance(c, Note) and c.kind == "commit")
+        self._free_at = self.now + self.costs.merge * sum(n.fields["updates"] for n in notes)
+        for command in commands:
+            self._carry_out(command)
+
+    def _resolve(self, item: Item, time: float) -> Iterable[Event]:
+        """What the server gets to see of it."""
+        match item:
+            case Upload(task_id, device):
+                self._active_at = time
+                yield Arrived(device, self._result(task_id))
+                yield from self._left_if_closed(device, time)
+            case Opens(device) if device not in self._gone:
+                self._push(self.fleet.closes(device, time), Closes(device))
+                if device not in self.server.working:
+                    yield Joined(device)
+            case Closes(device):
+                self._push(self.fleet.first_open(device, time), Opens(device))
+                yield Left(device)
+            case Joined(device):
+                yield item
+                yield from self._left_if_closed(device, time)
+            case Failed() | Ready() | Due():
+                yield item
+
+    def _left_if_closed(self, device: int, time: float) -> Iterable[Event]:
+        if self.fleet.has_windows(device) and self.fleet.first_open(device, time) > time:
+            yield Left(device)
+
+    def _result(self, task_id: int) -> Update:
+        task = self.server.open_tasks.get(task_id)
+        if task is None:
+            # The server has closed the task and will refuse whatever comes: nothing to train.
+            return Update(task_id, None, 1)
+        return self.trainer.update(task)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Note():
+                self._count_bytes(command)
+                if self.on_note:
+                    self.on_note(self.now, command)
+            case Send(task):
+                self._send(task)
+            case Later(seconds, Ready() as ready):
+                self._push(self.now + seconds + self.costs.compensate, ready)
+            case Later(seconds, due):
+                self._push(self.now + seconds, due)
+            case Stop(reason):
+                self.stopped = reason
+
+    def _send(self, task: Task) -> None:
+        size = task.params.numel() * task.params.element_size()
+        journey = self.fleet.journey(
+            task.device, task.number, self._free_at, self.trainer.examples(task), size, size
+        )
+        self._active_at = self.now
+        if journey.arrives is not None:
+            self._push(journey.arrives, Upload(task.id, task.device))
+        elif journey.reported is not None:
+            self._push(journey.reported, Failed(task.id, "the device was lost in mid-task"))
+        if journey.free is None:
+            self._gone.add(task.device)
+        elif journey.free != journey.arrives:
+            self._push(journey.free, Joined(task.device))
+
+    def _count_bytes(self, note: Note) -> None:
+        if note.kind == "dispatch":
+            self.bytes_down += note.fields["bytes"]
+        elif note.kind == "arrival":
+            self.bytes_up += note.fields.get("bytes", 0)
+
+    def _push(self, time: float, item: Item) -> None:
+        heapq.heappush(self._heap, (time, self._counter, item))
+        self._counter += 1
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "now": self.now,
+            "bytes": [self.bytes_up, self.bytes_down],
+            "free_at": self._free_at,
+            "active_at": self._active_at,
+            "gone": sorted(self._gone),
+            "heap": self._heap,
+            "counter": self._counter,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.now = state["now"]
+        self.bytes_up, self.bytes_down = state["bytes"]
+        self._free_at, self._active_at = state["free_at"], state["active_at"]
+        self._gone = set(state["gone"])
+        self._heap = list(state["heap"])
+        self._counter = state["counter"]

@@ -1,0 +1,66 @@
+"""What becomes of a task: when it reaches a device, and when its update comes back, if ever."""
+
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from latecomer.fleet.availability import finish, next_open
+from latecomer.fleet.late import GAMMA_SHAPE, Lateness
+from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.streams import Stream, stream_rng
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """The moments of one task; of a lost one, `downloaded` and `trained` tell what was planned."""
+
+    sent: float
+    downloaded: float
+    trained: float
+    arrives: float | None  # the update reaches the server; None if the task is lost
+    free: float | None  # the device can take its next task; None if it has vanished for good
+    lost: float | None = None
+    reported: float | None = None  # the server learns of the loss
+
+
+def task_rng(seed: int, device: int, number: int) -> np.random.Generator:
+    """The stream of one task: independent of every other, and of the order of events."""
+    return stream_rng(seed, Stream.TASK, device, number)
+
+
+def journey(
+    profile: DeviceProfile,
+    lateness: Lateness | None,
+    rng: np.random.Generator,
+    now: float,
+    examples: int,
+    bytes_down: int,
+    bytes_up: int,
+) -> Journey:
+    """Follow a task sent at `now`; `examples` counts every pass over the device's data.
+
+    A task sent to a device out of reach waits for its next window.
+    """
+    # Every draw is made whatever the profile, and the Gamma, whose use of random bits depends on
+    # its shape, is last: switching one feature on must not change the luck of another.
+    normal = rng.standard_normal()
+    vanish, crash, fraction = rng.random(3).tolist()
+    unit = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
+
+    windows, period = profile.windows, profile.period
+    slowdown = exp(profile.jitter * normal - profile.jitter**2 / 2)
+    received = next_open(windows, period, now)
+    downloaded = finish(windows, period, received, profile.download_seconds(bytes_down))
+    trained = finish(windows, period, downloaded, profile.compute_seconds(examples) * slowdown)
+    done = finish(windows, period, trained, profile.upload_seconds(bytes_up))
+
+    vanished = vanish < profile.dropout
+    if vanished or crash < profile.crash:
+        lost = now + fraction * (done - now)
+        reported = lost + profile.detect_seconds
+        back = next_open(windows, period, max(lost + profile.restart_seconds, reported))
+        return Journey(now, downloaded, trained, None, None if vanished else back, lost, reported)
+    arrives = done + lateness.extra(unit) if lateness else done
+    busy = lateness is not None and lateness.kind == "busy"
+    return Journey(now, downloaded, trained, arrives, arrives if busy else done)

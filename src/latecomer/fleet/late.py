@@ -1,0 +1,89 @@
+"""Who is late, how late, and what the device does meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latecomer.errors import BadInput
+from latecomer.fleet.streams import Stream, stream_rng
+
+Kind = Literal["in-flight", "busy"]
+GAMMA_SHAPE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How much later than regular a device's uploads arrive.
+
+    "in-flight": the device goes on with its next task while its upload is under way.
+    "busy": the device is away until its upload has arrived; one task at a time.
+    With `gamma` the extra time is drawn anew for every task, from a Gamma of this mean and shape
+    (the papers give no shape; 2 is moderately skewed: standard deviation 0.71 of the mean).
+    """
+
+    kind: Kind
+    mean_seconds: float
+    gamma: bool = False
+    shape: float = GAMMA_SHAPE
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise BadInput(f"fleet.late.kind = {self.kind!r}: allowed is in-flight or busy")
+        if not 0 <= self.mean_seconds < inf:
+            raise BadInput(f"mean_seconds = {self.mean_seconds}: allowed is 0 or more, finite")
+        if not 0 < self.shape < inf:
+            raise BadInput(f"fleet.late.shape = {self.shape}: allowed is above 0, finite")
+
+    def extra(self, unit: float) -> float:
+        """Extra seconds of one task; `unit` is a draw from the standard Gamma of this shape."""
+        return self.mean_seconds * unit / self.shape if self.gamma else self.mean_seconds
+
+
+def lateness(
+    kind: Kind,
+    delay: float,
+    epoch_seconds: float,
+    gamma: bool = False,
+    shape: float = GAMMA_SHAPE,
+) -> Lateness:
+    """Lateness given in epochs: constant, or with `gamma` the mean of a Gamma.
+
+    A constant delay is shortened by half an epoch: a regular upload arrives on the border of an
+    epoch, and one that is late by whole epochs would again hit a border, where its staleness
+    hangs on the order of ties. In mid-epoch it is exactly `delay` on a uniform fleet.
+    """
+    key = "fleet.late.delay.gamma" if gamma else "fleet.late.delay"
+    if not 0 <= delay < inf:
+        raise BadInput(f"{key} = {delay}: allowed is 0 or more epochs, finite")
+    if delay > 0 and epoch_seconds <= 0:
+        raise BadInput(f"{key} = {delay}: epochs take no time on this fleet; give its tasks a cost")
+    epochs = delay if gamma else max(0.0, delay - 0.5)
+    return Lateness(kind, epochs * epoch_seconds, gamma, shape)
+
+
+def choose_late(
+    class_counts: NDArray[np.integer[Any]], classes: Sequence[int], devices: int, seed: int
+) -> tuple[int, ...]:
+    """Ids, ascending, of the devices with the most examples of the classes; ties to the lower id.
+
+    `class_counts` is (devices, classes). Without classes: random devices that have data. A device
+    without a matching example is never chosen, so fewer than `devices` may be late.
+    """
+    if devices < 0:
+        raise BadInput(f"fleet.late.devices = {devices}: allowed is 0 or more")
+    known = class_counts.shape[1]
+    for label in classes:
+        if not 0 <= label < known:
+            raise BadInput(f"fleet.late.classes holds {label}: allowed is 0 to {known - 1}")
+    if not classes:
+        with_data = np.flatnonzero(class_counts.sum(axis=1))
+        picked = stream_rng(seed, Stream.LATE).permutation(with_data)[:devices]
+    else:
+        held = class_counts[:, sorted(set(classes))].sum(axis=1)
+        most_first = np.argsort(-held, kind="stable")
+        picked = most_first[held[most_first] > 0][:devices]
+    return tuple(sorted(picked.tolist()))

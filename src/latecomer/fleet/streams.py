@@ -1,0 +1,24 @@
+"""One random stream per purpose, so that no draw disturbs another."""
+
+from enum import IntEnum
+
+import numpy as np
+
+from latecomer.errors import BadInput
+
+
+class Stream(IntEnum):
+    """Fixed numbers: changing one changes every run."""
+
+    TASK = 0xF1EE01
+    LATE = 0xF1EE02
+    TIERS = 0xF1EE03
+    GAMMA = 0xF1EE04
+    PHONES = 0xF1EE05
+
+
+def stream_rng(seed: int, stream: Stream, *place: int) -> np.random.Generator:
+    """The generator of one purpose, at one place within it."""
+    if seed < 0:
+        raise BadInput(f"seed = {seed}: allowed is 0 or more")
+    return np.random.default_rng([seed, int(stream), *place])

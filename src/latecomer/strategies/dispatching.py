@@ -1,0 +1,64 @@
+"""Parts for the *dispatch* slot (`core.strategy.AtOnce` is the plain one)."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from latecomer.core.messages import Due, Later
+from latecomer.core.strategy import Assignment, ServerView, selection_rng
+
+Select = Callable[[ServerView], list[int]]
+
+
+def everyone(view: ServerView) -> list[int]:
+    """Select: all who wait."""
+    return list(view.idle)
+
+
+def some(fraction: float) -> Select:
+    """Select: a random share of all known devices, out of those who wait."""
+
+    def select(view: ServerView) -> list[int]:
+        known = len(view.idle) + len(view.working)
+        count = max(1, math.ceil(fraction * known))
+        return view.idle.sample(count, selection_rng(view))
+
+    return select
+
+
+class AtEpochStart:
+    """Dispatch: the selected devices get the new model when an epoch begins, and only then.
+
+    An epoch begins with every new head; again when nobody is left who could answer this one. It
+    waits until `minimum` devices wait for a task.
+    """
+
+    def __init__(self, select: Select = everyone, timeout: float = 0.0, minimum: int = 1) -> None:
+        self.select, self.timeout, self.minimum = select, timeout, minimum
+        self._begun = -1
+
+    def __call__(self, view: ServerView) -> Iterable[Assignment | Later]:
+        version = view.store.head()
+        if version == self._begun and view.store.pins(version):
+            return []
+        if len(view.idle) < self.minimum:
+            return []
+        chosen = self.select(view)
+        self._begun = version
+        wishes: list[Assignment | Later] = [Assignment(d, view.home(d)) for d in chosen]
+        if self.timeout:
+            wishes.append(Later(self.timeout, Due("epoch", version)))
+        return wishes
+
+    def state(self) -> dict[str, Any]:
+        return {"begun": self._begun}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._begun = state["begun"]
+
+
+class EachItsOwn:
+    """Dispatch: every device on a lineage of its own, at once."""
+
+    def __call__(self, view: ServerView) -> Iterable[Assignment]:
+        return [Assignment(device, f"device-{device}") for device in list(view.idle)]

@@ -1,0 +1,113 @@
+"""Parts for the *merge* slot that gather contributions before they commit.
+
+(`core.strategy.Mix` merges each one at once.)
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import MAIN, Contribution, Due
+from latecomer.core.strategy import Commit, Drop, ServerView
+
+
+def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
+    """head + step * (sum of weight_i delta_i) / (sum of weights if `mean`, else their number).
+
+    With sub-models both sums run per coordinate over those who trained it; a coordinate that
+    nobody trained keeps its value bit for bit.
+    """
+    if all(c.task.submodel is None for c in contributions):
+        total = torch.zeros_like(head)
+        for c in contributions:
+            total.add_(c.delta, alpha=c.weight)
+        share = math.fsum(c.weight for c in contributions) if mean else len(contributions)
+        return torch.add(head, total, alpha=step / share) if share else head.clone()
+    total, share_of = torch.zeros_like(head), torch.zeros_like(head)
+    for c in contributions:
+        index = slice(None) if c.task.submodel is None else c.task.submodel.index
+        total[index] += c.weight * c.delta
+        share_of[index] += c.weight if mean else 1.0
+    return torch.where(share_of > 0, head + step * total / share_of, head)
+
+
+class Buffer:
+    """Merge: commit whenever a lineage has gathered `size` contributions."""
+
+    def __init__(self, size: int, step: float = 1.0) -> None:
+        self.size, self.step = size, step
+        self._gathered: dict[str, list[Contribution]] = {}
+
+    def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
+        gathered = self._gathered.setdefault(contribution.lineage, [])
+        gathered.append(contribution)
+        if len(gathered) < self.size:
+            return None
+        del self._gathered[contribution.lineage]
+        head = view.store.head_params(contribution.lineage)
+        params = moved(head, gathered, mean=False, step=self.step)
+        return Commit(contribution.lineage, params, len(gathered))
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        return ()
+
+    def on_fork(self, parent: str, child: str) -> None:
+        """What is gathered stays with the parent."""
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        self._gathered.setdefault(into, []).extend(self._gathered.pop(gone, []))
+
+    def state(self) -> dict[str, Any]:
+        return {"gathered": {name: list(some) for name, some in self._gathered.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._gathered = {name: list(some) for name, some in state["gathered"].items()}
+
+
+class Epochs:
+    """Merge: the fleet works in epochs; one closes when `quorum` of those sent its model are back.
+
+    Lost devices no longer count. Everything that came in during the epoch is averaged by weight.
+    Late updates of earlier epochs are added when they come, or refused if `keep_late` is off. A
+    timer (`Due("epoch", version)`) closes an epoch early, with whoever is there.
+    """
+
+    def __init__(self, quorum: float = 1.0, keep_late: bool = True, step: float = 1.0) -> None:
+        self.quorum, self.keep_late, self.step = quorum, keep_late, step
+        self._gathered: list[Contribution] = []
+        self._on_time = 0
+        self._expired = -1
+
+    def add(self, contribution: Contribution, view: ServerView) -> Drop | None:
+        on_time = contribution.task.version == view.store.head()
+        if not on_time and not self.keep_late:
+            return Drop("its round is closed")
+        self._on_time += on_time
+        self._gathered.append(contribution)
+        return None
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        version = view.store.head()
+        expected = self._on_time + view.store.pins(version)
+        # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.
+        enough = self._on_time >= max(1, math.ceil(self.quorum * expected - 1e-9))
+        if not self._gathered or not (enough or self._expired == version):
+            return ()
+        params = moved(view.store.head_params(), self._gathered, mean=True, step=self.step)
+        commit = Commit(MAIN, params, len(self._gathered))
+        self._gathered, self._on_time = [], 0
+        return (commit,)
+
+    def on_due(self, due: Due, view: ServerView) -> None:
+        if due.name == "epoch":
+            self._expired = due.version
+
+    def state(self) -> dict[str, Any]:
+        return {"gathered": self._gathered, "on_time": self._on_time, "expired": self._expired}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._gathered = list(state["gathered"])
+        self._on_time, self._expired = state["on_time"], state["expired"]

@@ -1,0 +1,11 @@
+"""Types for the options of recipes: a value with the range that makes sense."""
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Interval
+
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Count = Annotated[int, Ge(1)]
+CountOrOff = Annotated[int, Ge(0)]

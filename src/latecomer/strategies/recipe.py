@@ -1,0 +1,112 @@
+"""Recipes by name: how a strategy is found, and which options it takes."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from latecomer.core.strategy import Strategy
+from latecomer.errors import BadInput
+
+Build = Callable[..., Strategy]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A strategy that can be named in a config; the parameters of `build` are its options.
+
+    `pooled` tells that it trains on everybody's data in one place.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    build: Build
+    pooled: bool = False
+
+
+_REGISTERED: dict[str, Recipe] = {}
+
+
+def recipe(name: str, summary: str, paper: str, pooled: bool = False) -> Callable[[Build], Build]:
+    """Register the decorated factory under `name`. A module in this package is found by itself."""
+
+    def register(build: Build) -> Build:
+        _REGISTERED[name] = Recipe(name, summary, paper, build, pooled)
+        return build
+
+    return register
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """All registered recipes, by name."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{__package__}.{module.name}")
+    return dict(sorted(_REGISTERED.items()))
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or a user's own factory as `module:callable`."""
+    known = recipes()
+    if name in known:
+        return known[name]
+    if ":" in name:
+        return Recipe(name, "your own", "", _load(name))
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise BadInput(
+        f"strategy.name: {name!r} is unknown{hint} (known: {', '.join(known)}, or module:callable)"
+    )
+
+
+def _load(name: str) -> Build:
+    module_name, _, attribute = name.partition(":")
+    try:
+        build = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"strategy.name: cannot load {name!r}: {error}") from error
+    if not callable(build):
+        raise BadInput(f"strategy.name: {name!r} is not callable")
+    return build  # type: ignore[no-any-return]
+
+
+def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
+    """A fresh strategy with validated options."""
+    found = find_recipe(name)
+    return found.build(**resolve_options(found, options or {}))
+
+
+def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of the recipe with their values; a bad one is named with what is allowed."""
+    from pydantic import ConfigDict, ValidationError, create_model
+
+    parameters = inspect.signature(found.build, eval_str=True).parameters
+    for key in options:
+        if key not in parameters:
+            near = get_close_matches(key, parameters, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            allowed = ", ".join(parameters) or "none"
+            raise BadInput(
+                f"strategy.{key}: {found.name} has no such option{hint} (options: {allowed})"
+            )
+    fields: dict[str, Any] = {
+        key: (
+            Any if p.annotation is inspect.Parameter.empty else p.annotation,
+            ... if p.default is inspect.Parameter.empty else p.default,
+        )
+        for key, p in parameters.items()
+    }
+    model = create_model("Options", __config__=ConfigDict(strict=False), **fields)
+    try:
+        return dict(model(**options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = f"strategy.{key}: {first.get('input')!r}: {first['msg']}"
+        raise BadInput(message) from error

@@ -1,0 +1,50 @@
+"""Wang and Gao, When Device Delays Meet Data Heterogeneity in Federated AIoT Applications, 2025.
+
+The setting of FedDC's comparison: an epoch ends when 70% of the devices are back (section 7).
+"Unweighted" adds late updates as they come; "Weighted" discounts them by a sigmoid (section 8.1).
+"""
+
+from latecomer.core.strategy import Strategy, Weigh
+from latecomer.strategies.dispatching import AtEpochStart
+from latecomer.strategies.merging import Epochs
+from latecomer.strategies.options import Count, Positive, Share
+from latecomer.strategies.recipe import recipe
+from latecomer.strategies.weighting import by_examples, sigmoid
+
+
+def quorum_epochs(
+    name: str, weigh: Weigh, quorum: float, min_devices: int, step: float
+) -> Strategy:
+    """Semi-asynchronous epochs with a given weight for each update."""
+    return Strategy(
+        name=name,
+        weigh=weigh,
+        merge=Epochs(quorum, keep_late=True, step=step),
+        dispatch=AtEpochStart(minimum=min_devices),
+        has_epochs=True,
+    )
+
+
+@recipe(
+    "semi-async",
+    "quorum epochs, late updates added in full when they come (the papers' Unweighted)",
+    "Wang and Gao 2025 (FedDC)",
+)
+def semi_async(quorum: Share = 0.7, min_devices: Count = 1, server_lr: Positive = 1.0) -> Strategy:
+    return quorum_epochs("semi-async", by_examples(), quorum, min_devices, server_lr)
+
+
+@recipe(
+    "weighted",
+    "quorum epochs, late updates discounted by a sigmoid of their staleness",
+    "Wang and Gao 2025 (FedDC)",
+)
+def weighted(
+    a: Positive = 0.25,
+    b: float = 10.0,
+    quorum: Share = 0.7,
+    min_devices: Count = 1,
+    server_lr: Positive = 1.0,
+) -> Strategy:
+    """Weight 1 / (1 + exp(a (tau - b)))."""
+    return quorum_epochs("weighted", by_examples(sigmoid(a, b)), quorum, min_devices, server_lr)

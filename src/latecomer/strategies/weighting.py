@@ -1,0 +1,56 @@
+"""Parts for the *weigh* slot: how much an update counts. Pure functions of the contribution.
+
+A weight is computed anew from each contribution and never carried over to the next.
+"""
+
+import math
+from collections.abc import Callable
+
+from latecomer.core.messages import Contribution
+from latecomer.core.strategy import ServerView, Weigh
+
+Decay = Callable[[int], float]
+
+
+def constant() -> Decay:
+    """s(tau) = 1."""
+    return lambda staleness: 1.0
+
+
+def polynomial(p: float) -> Decay:
+    """s(tau) = (1 + tau)^-p. FedAsync, section 5.2."""
+    return lambda staleness: float((1.0 + staleness) ** -p)
+
+
+def hinge(p: float, b: float) -> Decay:
+    """s(tau) = 1 up to b, then 1 / (p (tau - b) + 1). FedAsync, section 5.2."""
+    return lambda staleness: 1.0 if staleness <= b else 1.0 / (p * (staleness - b) + 1.0)
+
+
+def sigmoid(a: float, b: float) -> Decay:
+    """s(tau) = 1 / (1 + exp(a (tau - b))). FedDC, section 8.1."""
+
+    def decay(staleness: int) -> float:
+        # Past 700 exp() overflows; the weight is 0 there to any precision.
+        return 1.0 / (1.0 + math.exp(min(a * (staleness - b), 700.0)))
+
+    return decay
+
+
+def by_staleness(decay: Decay, scale: float = 1.0) -> Weigh:
+    """scale * s(tau)."""
+
+    def weigh(contribution: Contribution, view: ServerView) -> float:
+        return scale * decay(contribution.staleness)
+
+    return weigh
+
+
+def by_examples(decay: Decay | None = None) -> Weigh:
+    """n_i, or n_i * s(tau)."""
+
+    def weigh(contribution: Contribution, view: ServerView) -> float:
+        share = float(contribution.update.num_examples)
+        return share if decay is None else share * decay(contribution.staleness)
+
+    return weigh

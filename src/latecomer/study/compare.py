@@ -1,0 +1,164 @@
+"""The same scenario under several strategies and seeds: same data, fleet and delays for all."""
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+
+from latecomer.errors import BadInput
+from latecomer.study.config import Config, Tree, merged, parse
+from latecomer.study.experiment import Experiment
+from latecomer.study.files import write_atomically
+from latecomer.study.results import flatten
+from latecomer.study.runner import new_folder, start_run
+
+SHOWN = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced",
+    "macro_f1": "macro-F1",
+    "accuracy_affected": "affected",
+    "client_accuracy_mean": "on devices",
+    "client_accuracy_worst": "worst device",
+    "client_accuracy_late_mean": "late devices",
+    "updates": "updates",
+    "virtual_seconds": "virtual s",
+    "seconds_to_target": "s to target",
+    "staleness_mean": "staleness",
+    "wall_seconds": "wall s",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    strategy: str
+    seed: int
+    tree: Tree
+
+    @property
+    def folder(self) -> str:
+        return f"{self.strategy.replace(':', '.')}-seed{self.seed}"
+
+    def config(self) -> Config:
+        return parse(self.tree, f"strategy {self.strategy}")
+
+
+def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """All runs. `[compare.LABEL]` in the config holds what is different for that strategy."""
+    special = tree.get("compare", {})
+    found = []
+    for label in strategies:
+        changes = special.get(label, {})
+        name = changes.get("strategy", {}).get("name", label)
+        own = tree.get("strategy", {})
+        # Options in [strategy] belong to the strategy that is named there, and to no other.
+        options = own if own.get("name") == name else {}
+        base = {**tree, "strategy": {**options, "name": name}}
+        for seed in seeds:
+            cell = {**merged(base, changes), "seed": seed}
+            cell.pop("compare", None)
+            found.append(Cell(label, seed, cell))
+    return found
+
+
+def compare(
+    tree: Mapping[str, Any],
+    strategies: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    jobs: int = 1,
+    target: float | None = None,
+    told: Callable[[Cell, Mapping[str, Any]], None] = lambda cell, summary: None,
+) -> pd.DataFrame:
+    """Run every cell in its own folder; writes compare.csv and compare.json."""
+    if len(set(strategies)) != len(strategies) or len(set(seeds)) != len(seeds):
+        raise BadInput("--strategies and --seeds must not name anything twice")
+    planned = cells(tree, strategies, seeds)
+    for cell in planned:
+        # Everything that can be wrong is found before the first hour of work.
+        Experiment(cell.config())
+    new_folder(folder)
+    write_atomically(folder / "config.toml", tomli_w.dumps(tree))
+    summaries: dict[int, dict[str, Any]] = {}
+    done = _one_by_one(planned, folder) if jobs == 1 else _side_by_side(planned, folder, jobs)
+    for index, summary in done:
+        summaries[index] = summary
+        told(planned[index], summary)
+    return write_comparison(folder, [(c, summaries[i]) for i, c in enumerate(planned)], target)
+
+
+def write_comparison(
+    folder: Path, runs: Sequence[tuple[Cell, Mapping[str, Any]]], target: float | None
+) -> pd.DataFrame:
+    """compare.csv and compare.json from finished runs."""
+    rows = []
+    for cell, summary in runs:
+        row = {"strategy": cell.strategy, "seed": cell.seed, **flatten(dict(summary))}
+        row["strategy"] = cell.strategy
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    if target is None:
+        target = round(0.95 * table.groupby("strategy")["accuracy"].mean().min(), 3)
+    table["seconds_to_target"] = [
+        seconds_to(folder / cell.folder / "metrics.csv", target) for cell, _ in runs
+    ]
+    write_atomically(folder / "compare.csv", table.to_csv(index=False))
+    document = {
+        "target_accuracy": target,
+        "runs": [{"strategy": c.strategy, "seed": c.seed, "folder": c.folder} for c, _ in runs],
+        "table": json.loads(spread(table).to_json(orient="index")),
+    }
+    write_atomically(folder / "compare.json", json.dumps(document, indent=2) + "\n")
+    return table
+
+
+def seconds_to(metrics: Path, target: float) -> float | None:
+    """Virtual seconds until accuracy first reached `target`; None if it never did."""
+    rows = pd.read_csv(metrics)
+    reached = rows.loc[rows["accuracy"] >= target, "virtual_seconds"]
+    return float(reached.iloc[0]) if len(reached) else None
+
+
+def spread(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation over seeds, one row per strategy in the order given."""
+    columns = [c for c in SHOWN if c in table and table[c].notna().any()]
+    groups = table.groupby("strategy", sort=False)[columns]
+    result = groups.mean().join(groups.std(), lsuffix="_mean", rsuffix="_std")
+    result["seeds"] = table.groupby("strategy", sort=False).size()
+    return result
+
+
+def cell_text(mean: float, std: float) -> str:
+    """Mean and spread over seeds, with as many digits as make sense."""
+    if pd.isna(mean):
+        return "-"
+    digits = 3 if abs(mean) < 10 else 1 if abs(mean) < 1000 else 0
+    text = f"{mean:,.{digits}f}"
+    return text if pd.isna(std) else f"{text} ± {std:,.{digits}f}"
+
+
+def _one_by_one(planned: Sequence[Cell], folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for index, cell in enumerate(planned):
+        yield index, _run_cell(cell, folder)
+
+
+def _side_by_side(
+    planned: Sequence[Cell], folder: Path, jobs: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    # Spawned, not forked: a forked torch can hang in its thread pool.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = {pool.submit(_run_cell, c, folder): i for i, c in enumerate(planned)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    return start_run(cell.config(), folder / cell.folder)

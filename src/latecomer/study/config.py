@@ -1,0 +1,262 @@
+"""TOML -> a checked config. Every key has a default; a wrong one is named in one line."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from latecomer.errors import BadInput
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Section):
+    source: str = "digits"
+    path: str = ""
+    partition: Literal["iid", "dirichlet", "one-class", "by-subject"] = "dirichlet"
+    alpha: float = Field(0.1, gt=0)
+    test: Literal["fair", "held-out-clients", "official"] = "fair"
+    scale: Literal["global", "local", "none"] = "global"
+    augment: Literal["none", "base", "balanced"] = "none"
+
+
+class GammaDelay(Section):
+    gamma: float = Field(gt=0)
+
+
+class LateConfig(Section):
+    """Who is late, and by how many epochs. A delay of 0 makes nobody late."""
+
+    classes: tuple[int, ...] = ()
+    devices: int = Field(10, ge=0)
+    delay: float | GammaDelay = 0.0
+    kind: Literal["in-flight", "busy"] = "in-flight"
+
+    @field_validator("delay")
+    @classmethod
+    def _delay_is_not_negative(cls, value: float | GammaDelay) -> float | GammaDelay:
+        if isinstance(value, float) and not 0 <= value < float("inf"):
+            raise ValueError("must be 0 or more epochs")
+        return value
+
+
+class FleetConfig(Section):
+    """The preset, and values that replace the preset's own on every device."""
+
+    devices: int = Field(100, ge=1)
+    profile: str = "uniform"
+    path: str = ""
+    late: LateConfig = LateConfig()
+    seconds_per_example: float | None = Field(None, ge=0)
+    seconds_per_task: float | None = Field(None, ge=0)
+    down: float | None = Field(None, gt=0)
+    up: float | None = Field(None, gt=0)
+    latency: float | None = Field(None, ge=0)
+    jitter: float | None = Field(None, ge=0)
+    dropout: float | None = Field(None, ge=0, le=1)
+    crash: float | None = Field(None, ge=0, le=1)
+
+
+class ModelConfig(Section):
+    name: str = "mlp"
+    hidden: tuple[int, ...] = (64, 32)
+
+    @field_validator("hidden")
+    @classmethod
+    def _widths_are_positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(width < 1 for width in value):
+            raise ValueError("every width must be 1 or more")
+        return value
+
+
+class TrainingConfig(Section):
+    local_epochs: int = Field(2, ge=1)
+    batch_size: int = Field(32, ge=1)
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.5, ge=0, lt=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    prox: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(0.0, ge=0)
+
+
+class StrategyConfig(BaseModel):
+    """The name; everything else in this table is an option of that strategy."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "fedasync"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class PrivacyConfig(Section):
+    epsilon: float = 0.0
+
+    @field_validator("epsilon")
+    @classmethod
+    def _off(cls, value: float) -> float:
+        if value != 0:
+            raise ValueError("local differential privacy is not in this version, must be 0 (off)")
+        return value
+
+
+class ServerConfig(Section):
+    """What the server's own work costs in virtual seconds, and how it judges updates."""
+
+    merge_seconds: float = Field(0.0, ge=0)
+    evaluate_seconds: float = Field(0.0, ge=0)
+    compensate_seconds: float = Field(0.0, ge=0)
+    norm_ratio: float = Field(20.0, ge=0)
+
+
+class StopConfig(Section):
+    updates: int = Field(0, ge=0)
+    epochs: int = Field(0, ge=0)
+    virtual_seconds: float = Field(0.0, ge=0)
+
+
+class EvaluateConfig(Section):
+    every: int = Field(0, ge=0)
+
+
+class CheckpointConfig(Section):
+    """Updates between checkpoints; 0: one every `seconds` of wall time."""
+
+    every: int = Field(0, ge=0)
+    seconds: float = Field(20.0, gt=0)
+
+
+class Config(Section):
+    seed: int = Field(1, ge=0)
+    data: DataConfig = DataConfig()
+    fleet: FleetConfig = FleetConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    server: ServerConfig = ServerConfig()
+    stop: StopConfig = StopConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    compare: dict[str, dict[str, Any]] = {}
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+Tree = dict[str, Any]
+
+
+def read_toml(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such config file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from error
+
+
+def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
+    """`tree` with each `a.b=value` put in; the value is TOML, a bare word is a string."""
+    result = _copy(tree)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise BadInput(f"--set {setting!r}: must look like a.b=value")
+        _put(result, parts, _toml_value(text.strip()), setting)
+    return result
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+    """`tree` with the values of `changes` in place of its own, table by table."""
+    result = _copy(tree)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def parse(tree: Mapping[str, Any], where: str = "config") -> Config:
+    """A checked config; the first thing wrong is said in one line."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_one_line(error)}") from error
+
+
+def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
+    return parse(with_settings(read_toml(path), settings), str(path))
+
+
+def quickstart() -> Tree:
+    """The config behind `latecomer run` without a file."""
+    return read_toml(Path(__file__).with_name("quickstart.toml"))
+
+
+def _copy(tree: Mapping[str, Any]) -> Tree:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+def _put(tree: Tree, parts: Sequence[str], value: Any, setting: str) -> None:
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise BadInput(f"--set {setting!r}: {part!r} is a value, not a table")
+    tree[parts[-1]] = value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(path[:-1])
+        near = get_close_matches(path[-1], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown key {'.'.join(path)!r}{hint} (known here: {', '.join(known)})"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{_key(path)} = {first['input']!r}: {message}"
+
+
+def _key(path: Sequence[str]) -> str:
+    """The config key of an error's path, without the names of union members."""
+    fields = set(Config.model_fields)
+    key: list[str] = []
+    for part in path:
+        if key and part not in fields and not part.isdigit():
+            break
+        key.append(part)
+        fields = set(_fields_at(key))
+    return ".".join(key)
+
+
+def _fields_at(path: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = Config
+    for part in path:
+        field = section.model_fields.get(part)
+        if field is None or not (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
+            return []
+        section = field.annotation
+    return list(section.model_fields)

@@ -1,0 +1,76 @@
+"""Evaluation: the model that each device would use, on central and on the devices' own data."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latecomer.core.server import Server
+from latecomer.study.experiment import Experiment
+from latecomer.study.metrics import Scores, confusion, scores
+
+BATCH = 4096
+
+
+@dataclass(frozen=True)
+class ClientAccuracy:
+    """Accuracy over devices, each on its own held-back data with the model it would use."""
+
+    mean: float | None
+    worst: float | None
+    late_mean: float | None
+    by_device: Mapping[int, float]
+
+
+class Evaluator:
+    """Measures the models of a server as an experiment's devices would use them."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        clients = range(len(experiment.federation.clients))
+        self._measured = [d for d in clients if len(experiment.test_of(d).y)]
+        self._users = [d for d in clients if len(experiment.federation.clients[d].train.y)]
+
+    @torch.no_grad()
+    def central(self, server: Server) -> Scores:
+        """On the central test set, averaged over the devices if they use different models."""
+        test, classes = self.experiment.federation.test, self.experiment.federation.num_classes
+        members = Counter(server.home(device) for device in self._users)
+        counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
+        for lineage, share in members.items():
+            logits = self._logits(server.store.head_params(lineage), test.x)
+            counts += share * confusion(test.y, logits.argmax(1), classes)
+            loss += share * F.cross_entropy(logits, test.y).item()
+        return scores(counts, loss / members.total(), self.experiment.config.fleet.late.classes)
+
+    @torch.no_grad()
+    def on_devices(self, server: Server) -> ClientAccuracy:
+        """On every device's own held-back data: one forward pass per model, not per device."""
+        by_lineage: dict[str, list[int]] = {}
+        for device in self._measured:
+            by_lineage.setdefault(server.home(device), []).append(device)
+        found: dict[int, float] = {}
+        for lineage, devices in by_lineage.items():
+            parts = [self.experiment.test_of(d) for d in devices]
+            logits = self._logits(
+                server.store.head_params(lineage), torch.cat([p.x for p in parts])
+            )
+            right = (logits.argmax(1) == torch.cat([p.y for p in parts])).float()
+            pieces = torch.split(right, [len(p.y) for p in parts])
+            found.update({d: piece.mean().item() for d, piece in zip(devices, pieces, strict=True)})
+        late = [found[d] for d in self.experiment.fleet.late if d in found]
+        return ClientAccuracy(
+            _mean(found.values()), min(found.values(), default=None), _mean(late), found
+        )
+
+    def _logits(self, params: Tensor, x: Tensor) -> Tensor:
+        batches = torch.split(x, BATCH)
+        return torch.cat([self.experiment.model.logits(params, batch) for batch in batches])
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None

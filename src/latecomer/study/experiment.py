@@ -1,0 +1,179 @@
+"""From a config to everything a run needs: data on devices, model, fleet, server, engine."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from latecomer.core.checks import Checks
+from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.server import Server
+from latecomer.core.strategy import Strategy
+from latecomer.data.federation import Examples, Federation, federate
+from latecomer.data.sources import load
+from latecomer.device.client import Client
+from latecomer.device.flat import FlatModel, flat_model
+from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
+from latecomer.errors import BadInput
+from latecomer.fleet.fleet import Fleet, epoch_seconds, make_fleet, with_lateness
+from latecomer.fleet.late import choose_late, lateness
+from latecomer.fleet.profile import DeviceProfile
+from latecomer.strategies.recipe import Recipe, build_strategy, find_recipe, resolve_options
+from latecomer.study.config import Config, EvaluateConfig, GammaDelay, StopConfig, StrategyConfig
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Trains each task on its own, when its result is asked for."""
+
+    clients: dict[int, Client]
+
+    def examples(self, task: Task) -> int:
+        return len(self.clients[task.device].y) * task.spec.local_epochs
+
+    def update(self, task: Task) -> Update:
+        return self.clients[task.device].perform(task)
+
+
+class Experiment:
+    """One scenario, ready to run. Built from the config alone, so a resume builds the same."""
+
+    def __init__(self, config: Config) -> None:
+        self.recipe: Recipe = find_recipe(config.strategy.name)
+        options = resolve_options(self.recipe, config.strategy.options)
+        dataset = load(config.data.source, config.data.path)
+        self.federation: Federation = federate(
+            dataset,
+            partition=config.data.partition,
+            devices=config.fleet.devices,
+            alpha=config.data.alpha,
+            test=config.data.test,
+            scale=config.data.scale,
+            augment=config.data.augment,
+            seed=config.seed,
+        )
+        _check_late_classes(config, self.federation)
+        self.model: FlatModel = flat_model(
+            config.model.name,
+            self.federation.input_shape,
+            self.federation.num_classes,
+            config.model.hidden,
+        )
+        self.spec = TrainSpec(**config.training.model_dump())
+        self.fleet = self._fleet(config)
+        self.config = _resolved(config, options, len(self.federation.clients))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of how this was set up."""
+        return (*self.federation.notes, *self.fleet.notes)
+
+    @cached_property
+    def epoch_seconds(self) -> float:
+        """One nominal epoch of the fleet in virtual seconds, the unit of `fleet.late.delay`."""
+        return self._epoch_seconds(self.fleet)
+
+    @cached_property
+    def clients(self) -> dict[int, Client]:
+        """The devices that have something to train on."""
+        parts = (
+            [self.federation.pooled()]
+            if self.recipe.pooled
+            else [client.train for client in self.federation.clients]
+        )
+        return {
+            device: Client(device, self.model, part.x, part.y, self.config.seed)
+            for device, part in enumerate(parts)
+            if len(part.y)
+        }
+
+    def server(self) -> Server:
+        strategy: Strategy = build_strategy(self.recipe.name, self.config.strategy.options)
+        return Server(
+            self.model.init(self.config.seed),
+            strategy,
+            self.spec,
+            Checks(self.config.server.norm_ratio),
+            self.config.seed,
+        )
+
+    def engine(self, server: Server) -> VirtualEngine:
+        costs = self.config.server
+        return VirtualEngine(
+            server,
+            self._one_machine() if self.recipe.pooled else self.fleet,
+            OneByOne(self.clients),
+            self.clients,
+            ServerCosts(costs.merge_seconds, costs.evaluate_seconds, costs.compensate_seconds),
+        )
+
+    def bounds(self, strategy: Strategy) -> Bounds:
+        """Where the run ends. A strategy without epochs stops after as many nominal ones."""
+        stop = self.config.stop
+        if strategy.has_epochs or not stop.epochs:
+            return Bounds(stop.updates, stop.epochs, stop.virtual_seconds)
+        horizon = stop.epochs * self.epoch_seconds
+        if stop.virtual_seconds:
+            horizon = min(horizon, stop.virtual_seconds)
+        return Bounds(stop.updates, 0, horizon)
+
+    def test_of(self, device: int) -> Examples:
+        """The device's own held-back data."""
+        return self.federation.clients[device].test
+
+    def _fleet(self, config: Config) -> Fleet:
+        settings = config.fleet
+        names = ("seconds_per_example", "seconds_per_task", "down", "up", "latency", "jitter")
+        overrides = {name: getattr(settings, name) for name in (*names, "dropout", "crash")}
+        devices = len(self.federation.clients)
+        fleet = make_fleet(settings.profile, devices, settings.path, config.seed, overrides)
+        late = settings.late
+        delay = late.delay.gamma if isinstance(late.delay, GammaDelay) else late.delay
+        if not delay:
+            return fleet
+        chosen = choose_late(
+            self.federation.class_counts().numpy(), late.classes, late.devices, config.seed
+        )
+        how = lateness(
+            late.kind, delay, self._epoch_seconds(fleet), isinstance(late.delay, GammaDelay)
+        )
+        return with_lateness(fleet, chosen, how)
+
+    def _epoch_seconds(self, fleet: Fleet) -> float:
+        size = 4 * self.model.layout.size
+        sizes = [len(client.train.y) for client in self.federation.clients]
+        passes = [n * self.spec.local_epochs for n in sizes]
+        return epoch_seconds(fleet.devices, passes, size, size)
+
+    def _one_machine(self) -> Fleet:
+        """Where pooled data are trained on: as fast as the fleet's median device, no network."""
+        speeds = np.median(
+            [[d.seconds_per_example, d.seconds_per_task] for d in self.fleet.devices], axis=0
+        )
+        return Fleet((DeviceProfile(float(speeds[0]), float(speeds[1])),), seed=self.config.seed)
+
+
+def _check_late_classes(config: Config, federation: Federation) -> None:
+    for label in config.fleet.late.classes:
+        if not 0 <= label < federation.num_classes:
+            raise BadInput(
+                f"fleet.late.classes: {label} is no class of {config.data.source}"
+                f" (0 to {federation.num_classes - 1})"
+            )
+
+
+def _resolved(config: Config, options: dict[str, object], devices: int) -> Config:
+    """The config with every default that depends on other values filled in."""
+    stop, every = config.stop, config.evaluate.every
+    if not (stop.updates or stop.epochs or stop.virtual_seconds):
+        stop = StopConfig(updates=50 * devices)
+    if not every:
+        every = max(1, stop.updates // 50 if stop.updates else devices)
+    return config.model_copy(
+        update={
+            "fleet": config.fleet.model_copy(update={"devices": devices}),
+            "strategy": StrategyConfig(name=config.strategy.name, **options),
+            "stop": stop,
+            "evaluate": EvaluateConfig(every=every),
+        }
+    )

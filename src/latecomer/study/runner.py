@@ -1,0 +1,291 @@
+"""One run: drive the engine, evaluate, write the files, checkpoint, resume."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from latecomer.core.messages import Note
+from latecomer.core.params import digest
+from latecomer.errors import BadInput, RunFailed
+from latecomer.study.checkpoint import Checkpoints
+from latecomer.study.config import Config, load_config
+from latecomer.study.evaluate import Evaluator
+from latecomer.study.experiment import Experiment
+from latecomer.study.files import EventLog, Table, write_atomically
+from latecomer.study.metrics import Scores
+
+SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
+
+
+class Progress(Protocol):
+    """Where a run tells how it goes."""
+
+    def started(self, experiment: Experiment, folder: Path) -> None: ...
+    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
+    def evaluated(self, row: Mapping[str, Any]) -> None: ...
+    def finished(self) -> None: ...
+
+
+class Silent:
+    """A run that tells nobody."""
+
+    def started(self, experiment: Experiment, folder: Path) -> None: ...
+    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
+    def evaluated(self, row: Mapping[str, Any]) -> None: ...
+    def finished(self) -> None: ...
+
+
+def new_folder(path: Path) -> Path:
+    """Create the folder of a run; what exists already is never touched."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise BadInput(f"{path}: exists already; choose another --out, or --resume it")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.toml").touch()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from error
+    return path
+
+
+def start_run(config: Config, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Run from the beginning in a new folder; returns the summary."""
+    experiment = Experiment(config)
+    new_folder(folder)
+    write_atomically(folder / "config.toml", experiment.config.to_toml())
+    return _Run(experiment, folder, progress or Silent()).to_the_end()
+
+
+def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Go on from the last checkpoint of a run; one that is finished is left as it is."""
+    if not (folder / "config.toml").is_file() or not (folder / "config.toml").stat().st_size:
+        raise BadInput(f"{folder}: no run to resume here (it has no config.toml)")
+    summary = folder / "summary.json"
+    if summary.is_file():
+        return dict(json.loads(summary.read_text(encoding="utf-8")))
+    experiment = Experiment(load_config(folder / "config.toml"))
+    return _Run(experiment, folder, progress or Silent()).to_the_end()
+
+
+class _Run:
+    """The state of one run on disk and in memory; picks up the checkpoint if there is one."""
+
+    def __init__(self, experiment: Experiment, folder: Path, progress: Progress) -> None:
+        # One thread: small models are faster with it, and sums always have the same order.
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+        self.experiment, self.folder, self.progress = experiment, folder, progress
+        self.config = experiment.config
+        self.evaluator = Evaluator(experiment)
+        self.server = experiment.server()
+        self.engine = experiment.engine(self.server)
+        self.engine.on_note = self._log
+        self.bounds = experiment.bounds(self.server.strategy)
+        self.checkpoints = Checkpoints(folder / "checkpoint")
+        self.evaluated_at = -1
+        self.wall_before = 0.0
+        self.staleness = {"count": 0, "sum": 0, "max": 0}
+        self.last: Scores | None = None
+        keep = self._restore()
+        self.events = EventLog(folder / "events.jsonl", keep["events"])
+        self.table = Table(folder / "metrics.csv", self._columns(), keep["metrics"])
+        self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
+        self.begun = time.monotonic()
+        self.interrupted = False
+
+    def to_the_end(self) -> dict[str, Any]:
+        self.progress.started(self.experiment, self.folder)
+        self.begun = time.monotonic()
+        if self.evaluated_at < 0:
+            self._evaluate()
+        try:
+            with _Signals(self):
+                reason = self.engine.run(self.bounds, self._after_step)
+        except OSError as error:
+            raise RunFailed(f"{self.folder}: {error.strerror}; --resume it when mended") from error
+        finally:
+            self.progress.finished()
+        if reason == "interrupted":
+            self._save()
+            raise RunFailed(
+                f"interrupted after {self.server.accepted} updates; go on with"
+                f" `latecomer run --resume {self.folder}`"
+            )
+        if self.evaluated_at < self.server.accepted:
+            self._evaluate()
+        return self._finish(reason)
+
+    def _after_step(self) -> bool:
+        every = self.config.evaluate.every
+        if self.server.accepted // every > self.evaluated_at // every:
+            self._evaluate()
+            self.engine.charge_evaluation()
+        if self._checkpoint_is_due():
+            self._save()
+        self.progress.advanced(self._share(), self.server.accepted, self.engine.now)
+        return not self.interrupted
+
+    def _share(self) -> float:
+        """How far the run is on its way to the nearest bound."""
+        b = self.bounds
+        return max(
+            self.server.accepted / b.updates if b.updates else 0.0,
+            self.server.store.commits / b.epochs if b.epochs else 0.0,
+            self.engine.now / b.virtual_seconds if b.virtual_seconds else 0.0,
+        )
+
+    def _evaluate(self) -> None:
+        self.evaluated_at = self.server.accepted
+        self.last = self.evaluator.central(self.server)
+        row: dict[str, Any] = {
+            "updates": self.server.accepted,
+            "version": self.server.store.commits,
+            "virtual_seconds": round(self.engine.now, 6),
+            "wall_seconds": round(self._wall(), 3),
+            **{name: getattr(self.last, name) for name in SCALARS},
+            **{f"f1_{name}": v for name, v in self._by_class(self.last).items()},
+        }
+        self.table.write(row)
+        self.events.file.flush()
+        self.progress.evaluated(row)
+
+    def _log(self, moment: float, note: Note) -> None:
+        self.events.write(moment, note)
+        staleness = note.fields.get("staleness")
+        if note.kind == "arrival" and staleness is not None:
+            self.staleness["count"] += 1
+            self.staleness["sum"] += staleness
+            self.staleness["max"] = max(self.staleness["max"], staleness)
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint.every
+        if every:
+            return self.server.accepted - self.saved_updates >= every
+        return time.monotonic() - self.saved_at >= self.config.checkpoint.seconds
+
+    def _save(self) -> None:
+        state = {
+            "server": self.server.state(),
+            "engine": self.engine.state(),
+            "evaluated_at": self.evaluated_at,
+            "wall": self._wall(),
+            "staleness": dict(self.staleness),
+            "files": {
+                "events": self.events.file.length(),
+                "metrics": self.table.file.length(),
+            },
+        }
+        self.checkpoints.save(state, f"updates-{self.server.accepted}-{time.time_ns()}")
+        self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
+
+    def _restore(self) -> dict[str, int]:
+        state = self.checkpoints.load()
+        if state is None:
+            return {"events": 0, "metrics": 0}
+        self.server.restore(state["server"])
+        self.engine.restore(state["engine"])
+        self.evaluated_at, self.wall_before = state["evaluated_at"], state["wall"]
+        self.staleness = dict(state["staleness"])
+        return dict(state["files"])
+
+    def _wall(self) -> float:
+        return self.wall_before + time.monotonic() - self.begun
+
+    def _columns(self) -> list[str]:
+        names = self.experiment.federation.class_names
+        moments = ("updates", "version", "virtual_seconds", "wall_seconds")
+        return [*moments, *SCALARS, *(f"f1_{name}" for name in names)]
+
+    def _by_class(self, found: Scores) -> dict[str, float | None]:
+        return dict(zip(self.experiment.federation.class_names, found.f1, strict=True))
+
+    def _finish(self, reason: str) -> dict[str, Any]:
+        wall = self._wall()
+        self._write_models()
+        summary = self._summary(reason, wall)
+        self.events.file.close()
+        self.table.file.close()
+        # Last, because its presence says that the run is complete.
+        write_atomically(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def _summary(self, reason: str, wall: float) -> dict[str, Any]:
+        found = self.last or self.evaluator.central(self.server)
+        own = self.evaluator.on_devices(self.server)
+        stale = self.staleness
+        return {
+            "strategy": self.config.strategy.name,
+            "source": self.config.data.source,
+            "model": self.config.model.name,
+            "devices": len(self.experiment.federation.clients),
+            "seed": self.config.seed,
+            "updates": self.server.accepted,
+            "versions": self.server.store.commits,
+            "virtual_seconds": round(self.engine.now, 6),
+            "wall_seconds": round(wall, 3),
+            **{name: getattr(found, name) for name in SCALARS},
+            "f1": self._by_class(found),
+            "staleness": {
+                "mean": stale["sum"] / stale["count"] if stale["count"] else 0.0,
+                "max": stale["max"],
+            },
+            "bytes": {"up": self.engine.bytes_up, "down": self.engine.bytes_down},
+            "epsilon": None,
+            "compensation": None,
+            "clusters": None,
+            "client_accuracy": {
+                "mean": own.mean,
+                "worst": own.worst,
+                "late_mean": own.late_mean,
+            },
+            "model_hash": self._hash(),
+            "ended_by": reason,
+            "late_devices": sorted(self.experiment.fleet.late),
+            "notes": list(self.experiment.notes),
+        }
+
+    def _used_lineages(self) -> list[str]:
+        users = range(len(self.experiment.federation.clients))
+        return sorted({self.server.home(device) for device in users})
+
+    def _hash(self) -> str:
+        return digest(self.server.store.head_params(name) for name in self._used_lineages())
+
+    def _write_models(self) -> None:
+        layout = self.experiment.model.layout
+        for lineage in self._used_lineages():
+            name = "model" if lineage == "main" else f"model-{lineage}"
+            tensors = layout.unflatten(self.server.store.head_params(lineage))
+            save_file(
+                {key: t.clone() for key, t in tensors.items()},
+                self.folder / f"{name}.safetensors",
+            )
+
+
+class _Signals:
+    """SIGINT and SIGTERM end the run after the present step, with a checkpoint."""
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._old[number] = signal.signal(number, self._stop)
+            except ValueError:  # not in the main thread: whoever started us handles signals
+                return
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.run.interrupted = True

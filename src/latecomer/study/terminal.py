@@ -1,0 +1,148 @@
+"""What people see in a terminal: progress (plain lines elsewhere) and tables."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from latecomer.study.compare import SHOWN, cell_text, spread
+from latecomer.study.experiment import Experiment
+
+LINE_EVERY_SECONDS = 2.0
+
+
+def span(seconds: float) -> str:
+    """Virtual time in a unit people read."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def headline(experiment: Experiment) -> list[str]:
+    """What is about to run, and what was odd in setting it up."""
+    config, fleet = experiment.config, experiment.fleet
+    late = f", {len(fleet.late)} late" if fleet.late else ""
+    working = len(experiment.clients)
+    return [
+        f"{config.strategy.name} on {config.data.source} ({config.data.partition}),"
+        f" {working} devices ({config.fleet.profile}{late}),"
+        f" {config.model.name} with {experiment.model.layout.size:,} parameters",
+        *(f"note: {note}" for note in experiment.notes),
+    ]
+
+
+class Lines:
+    """For logs and pipes: a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._said = 0.0
+
+    def started(self, experiment: Experiment, folder: Path) -> None:
+        for line in headline(experiment):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        if time.monotonic() - self._said < LINE_EVERY_SECONDS:
+            return
+        self._said = time.monotonic()
+        self.console.print(
+            f"{row['updates']} updates, {span(row['virtual_seconds'])} virtual,"
+            f" accuracy {row['accuracy']:.3f}",
+            highlight=False,
+        )
+
+    def finished(self) -> None: ...
+
+
+class Bar:
+    """For a terminal: one line that moves."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Progress(
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=1.0, state="")
+        self._accuracy = 0.0
+        self._drawn = 0.0
+
+    def started(self, experiment: Experiment, folder: Path) -> None:
+        Lines(self.console).started(experiment, folder)
+        self._bar.start()
+
+    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None:
+        if time.monotonic() - self._drawn < 0.1:
+            return
+        self._drawn = time.monotonic()
+        state = f"{updates} updates, {span(virtual_seconds)} virtual, accuracy {self._accuracy:.3f}"
+        self._bar.update(self._task, completed=min(1.0, share), state=state)
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        self._accuracy = row["accuracy"]
+
+    def finished(self) -> None:
+        self._bar.stop()
+
+
+def progress_for(console: Console) -> Lines | Bar:
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The end of a run at a glance."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    own = summary["client_accuracy"]
+    rows: list[tuple[str, str]] = [
+        ("accuracy", _share(summary["accuracy"])),
+        ("balanced accuracy", _share(summary["balanced_accuracy"])),
+        ("macro-F1", _share(summary["macro_f1"])),
+        ("accuracy on affected classes", _share(summary["accuracy_affected"])),
+        ("accuracy on the devices' own data", _share(own["mean"])),
+        ("  worst device", _share(own["worst"])),
+        ("  late devices", _share(own["late_mean"])),
+        ("client updates", f"{summary['updates']:,}"),
+        ("model versions", f"{summary['versions']:,}"),
+        (
+            "staleness, mean and largest",
+            f"{summary['staleness']['mean']:.1f}, {summary['staleness']['max']}",
+        ),
+        ("virtual time", span(summary["virtual_seconds"])),
+        (
+            "bytes up, down",
+            f"{summary['bytes']['up'] / 1e6:.1f} MB, {summary['bytes']['down'] / 1e6:.1f} MB",
+        ),
+        ("wall time", f"{summary['wall_seconds']:.1f} s"),
+    ]
+    for name, value in rows:
+        if value != "-":
+            table.add_row(name, value)
+    return table
+
+
+def comparison_table(table: pd.DataFrame) -> Table:
+    """Mean and spread over seeds, a row per strategy."""
+    stats = spread(table)
+    columns = [c for c in SHOWN if f"{c}_mean" in stats]
+    shown = Table("strategy", *(SHOWN[c] for c in columns), box=None, pad_edge=False)
+    for strategy, row in stats.iterrows():
+        cells = (cell_text(row[f"{c}_mean"], row[f"{c}_std"]) for c in columns)
+        shown.add_row(str(strategy), *cells)
+    return shown
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,42 @@
+import json
+
+import pytest
+import torch
+
+from latecomer.core.codec import decode, encode, storable
+from latecomer.core.messages import Contribution, Ready, Task, TrainSpec, Update
+
+
+def round_trip(value):
+    tree, tensors = encode(value)
+    return decode(json.loads(json.dumps(tree)), storable(tensors))
+
+
+def test_plain_values_keep_their_types():
+    value = {"a": [1, 2.5, None, True], 3: ("x", ("y",)), "inf": float("inf")}
+    assert round_trip(value) == value
+
+
+def test_messages_come_back_and_shared_tensors_stay_shared():
+    params = torch.randn(5)
+    task = Task(1, 2, 0, "main", 3, TrainSpec(lr=0.5), params)
+    update = Update(1, torch.ones(5), 7, {"loss": 0.5})
+    ready = Ready(Contribution(task, update, params, update.delta, "main", 4))
+    back = round_trip({"ready": ready, "head": params})
+    contribution = back["ready"].contribution
+    assert contribution.task.spec == TrainSpec(lr=0.5)
+    assert contribution.update.metrics == {"loss": 0.5}
+    assert torch.equal(contribution.base, params)
+    assert contribution.base is contribution.task.params is back["head"]
+
+
+def test_views_are_stored_alone():
+    whole = torch.arange(100.0)
+    _, tensors = encode(whole[10:20])
+    stored = storable(tensors)["t0"]
+    assert stored.untyped_storage().nbytes() == 40
+
+
+def test_unknown_types_are_refused():
+    with pytest.raises(TypeError, match="cannot hold"):
+        encode({"x": object()})

@@ -1,0 +1,26 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latecomer.core.pool import Pool
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 8))))
+def test_behaves_like_a_set(steps):
+    pool, truth = Pool(), set()
+    for add, device in steps:
+        (pool.add if add else pool.discard)(device)
+        (truth.add if add else truth.discard)(device)
+    assert set(pool) == truth
+    assert len(pool) == len(truth)
+    assert all(device in pool for device in truth)
+
+
+def test_sample_draws_different_devices_and_all_if_too_few():
+    pool, rng = Pool(range(10)), np.random.default_rng(0)
+    assert len(set(pool.sample(4, rng))) == 4
+    assert sorted(pool.sample(99, rng)) == list(range(10))
+    counts = np.zeros(10)
+    for _ in range(2000):
+        counts[pool.sample(1, rng)] += 1
+    assert counts.min() > 140

@@ -1,0 +1,224 @@
+"""The server without an engine: events by hand, commands read back."""
+
+import pytest
+import torch
+
+from latecomer.core.checks import Checks
+from latecomer.core.messages import (
+    Arrived,
+    Due,
+    Failed,
+    Joined,
+    Later,
+    Left,
+    Note,
+    Ready,
+    Send,
+    TrainSpec,
+    Update,
+)
+from latecomer.core.server import Server
+from latecomer.core.strategy import Strategy
+from latecomer.core.submodel import Submodel
+
+SIZE = 4
+
+
+def make_server(strategy=None, **options):
+    return Server(torch.zeros(SIZE), strategy or Strategy(), TrainSpec(), **options)
+
+
+def sends(commands):
+    return [c.task for c in commands if isinstance(c, Send)]
+
+
+def notes(commands, kind):
+    return [dict(c.fields) for c in commands if isinstance(c, Note) and c.kind == kind]
+
+
+def arrival(task, value=1.0, device=None):
+    delta = torch.full((task.params.numel(),), value)
+    return Arrived(task.device if device is None else device, Update(task.id, delta, 10))
+
+
+def test_a_device_that_joins_gets_the_head():
+    server = make_server()
+    (task,) = sends(server.handle(Joined(7)))
+    assert (task.device, task.version, task.number) == (7, 0, 0)
+    assert torch.equal(task.params, torch.zeros(SIZE))
+    assert server.store.pins(0) == 1
+
+
+def test_an_update_goes_the_straight_line_and_the_device_gets_the_new_head():
+    server = make_server(Strategy(weigh=lambda c, view: 0.25))
+    (task,) = sends(server.handle(Joined(0)))
+    commands = server.handle(arrival(task, 2.0))
+    assert torch.equal(server.store.head_params(), torch.full((SIZE,), 0.5))
+    (again,) = sends(commands)
+    assert (again.version, again.number, again.id) == (1, 1, 1)
+    (line,) = notes(commands, "arrival")
+    assert line["staleness"] == 0
+    assert line["weight"] == 0.25
+    assert line["bytes"] == 4 * SIZE
+    assert server.store.versions == (1,)
+
+
+def test_staleness_is_counted_by_the_server():
+    server = make_server()
+    slow, *fast = sends(server.handle(Joined(0), Joined(1)))
+    for _ in range(3):
+        fast = sends(server.handle(arrival(fast[0])))
+    commands = server.handle(arrival(slow))
+    assert notes(commands, "arrival")[0]["staleness"] == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda t: Arrived(t.device, Update(99, torch.zeros(SIZE), 1)), "unknown"),
+        (lambda t: arrival(t, float("nan")), "not finite"),
+        (lambda t: Arrived(t.device, Update(t.id, torch.zeros(SIZE + 1), 1)), "values"),
+        (lambda t: Arrived(t.device, Update(t.id, torch.zeros(SIZE), 0)), "num_examples"),
+        (lambda t: arrival(t, device=55), "belongs to device"),
+    ],
+)
+def test_a_bad_update_is_refused_and_the_model_untouched(make, reason):
+    server = make_server()
+    (task,) = sends(server.handle(Joined(3)))
+    before = server.store.head_params().clone()
+    commands = server.handle(make(task))
+    (refusal,) = notes(commands, "refusal")
+    assert reason in refusal["reason"]
+    assert torch.equal(server.store.head_params(), before)
+    assert server.store.commits == 0
+    assert server.accepted == 0
+
+
+def test_a_refused_device_goes_back_to_the_pool():
+    server = make_server()
+    (task,) = sends(server.handle(Joined(3)))
+    (again,) = sends(server.handle(arrival(task, float("inf"))))
+    assert again.device == 3
+    assert again.number == 1
+
+
+def test_nobody_can_answer_for_another_device():
+    server = make_server()
+    mine, _ = sends(server.handle(Joined(0), Joined(1)))
+    assert notes(server.handle(arrival(mine, device=1)), "refusal")
+    assert not notes(server.handle(arrival(mine)), "refusal")
+
+
+def test_a_replayed_update_is_refused():
+    server = make_server()
+    (task,) = sends(server.handle(Joined(0)))
+    server.handle(arrival(task))
+    head = server.store.head()
+    assert notes(server.handle(arrival(task)), "refusal")
+    assert server.store.head() == head
+
+
+def test_a_norm_far_above_the_usual_is_refused():
+    server = make_server(checks=Checks(norm_ratio=5, warmup=3))
+    (task,) = sends(server.handle(Joined(0)))
+    for _ in range(3):
+        (task,) = sends(server.handle(arrival(task)))
+    assert "norm" in notes(server.handle(arrival(task, 6.0)), "refusal")[0]["reason"]
+
+
+def test_a_lost_task_frees_its_version_and_the_device_may_come_back():
+    server = make_server()
+    lost, fast = sends(server.handle(Joined(0), Joined(1)))
+    server.handle(arrival(fast))
+    assert 0 in server.store.versions
+    commands = server.handle(Failed(lost.id, "crashed"))
+    assert notes(commands, "drop")[0]["reason"] == "crashed"
+    assert 0 not in server.store.versions
+    (again,) = sends(server.handle(Joined(0)))
+    assert again.number == 1
+    assert server.handle(Failed(12345, "never heard of")) == []
+
+
+def test_a_device_that_left_gets_no_task_but_its_late_update_counts():
+    server = make_server()
+    (task,) = sends(server.handle(Joined(0)))
+    assert sends(server.handle(Left(0))) == []
+    assert sends(server.handle(arrival(task), Left(0))) == []
+    assert server.accepted == 1
+    assert len(sends(server.handle(Joined(0)))) == 1
+
+
+def test_several_uploads_of_one_device_may_be_under_way():
+    server = make_server()
+    (first,) = sends(server.handle(Joined(0)))
+    (second,) = sends(server.handle(Joined(0)))
+    assert len(server.open_tasks) == 2
+    commands = server.handle(arrival(first))
+    assert sends(commands) == []  # it is still busy with the second
+    assert server.accepted == 1
+    assert len(sends(server.handle(arrival(second)))) == 1
+
+
+def test_compensation_that_takes_time_re_enters_at_weigh():
+    seen = []
+
+    def compensate(contribution, view):
+        fresh = contribution.rebase(view.store.head_params(), contribution.delta * 2)
+        return Later(5.0, Ready(fresh)) if contribution.staleness else contribution
+
+    def weigh(contribution, view):
+        seen.append(contribution.staleness)
+        return 1.0
+
+    server = make_server(Strategy(compensate=compensate, weigh=weigh))
+    late, fast = sends(server.handle(Joined(0), Joined(1)))
+    server.handle(arrival(fast))
+    commands = server.handle(arrival(late))
+    (later,) = [c for c in commands if isinstance(c, Later)]
+    assert later.seconds == 5.0
+    assert len(sends(commands)) == 1  # the device goes on meanwhile
+    assert server.store.commits == 1
+    server.handle(later.event)
+    assert server.store.commits == 2
+    assert seen == [0, 0]
+    assert torch.equal(server.store.head_params(), torch.full((SIZE,), 3.0))
+
+
+def test_timers_reach_the_parts_that_wait_for_them():
+    class Waiting:
+        due = None
+
+        def add(self, contribution, view):
+            return None
+
+        def settle(self, view):
+            return ()
+
+        def on_due(self, due, view):
+            self.due = due
+
+    part = Waiting()
+    make_server(Strategy(merge=part)).handle(Due("epoch", 3))
+    assert part.due == Due("epoch", 3)
+
+
+def test_coordinates_outside_a_sub_model_stay_bit_unchanged():
+    server = make_server(Strategy(weigh=lambda c, view: 0.5))
+    part = Submodel("half", torch.tensor([0, 2]))
+    (task,) = sends(server.handle(Joined(0, part)))
+    assert task.params.numel() == 2
+    server.handle(arrival(task, 1.0))
+    assert server.store.head_params().tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+def test_state_round_trip_gives_the_same_future():
+    server = make_server(Strategy(weigh=lambda c, view: 0.3))
+    slow, fast = sends(server.handle(Joined(0), Joined(1)))
+    (fast,) = sends(server.handle(arrival(fast, 0.7)))
+    twin = make_server(Strategy(weigh=lambda c, view: 0.3))
+    twin.restore(server.state())
+    for each in (server, twin):
+        each.handle(arrival(fast, -0.2))
+        each.handle(arrival(slow, 0.5))
+    assert torch.equal(server.store.head_params(), twin.store.head_params())
+    assert server.tasks_given == twin.tasks_given

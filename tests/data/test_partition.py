@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latecomer.data.partition import PARTITIONS, by_subject, dirichlet, iid, one_class
+from latecomer.errors import BadInput
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@given(
+    name=st.sampled_from(sorted(PARTITIONS)),
+    y=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    devices=st.integers(1, 80),
+    alpha=st.sampled_from([5e-324, 1e-300, 1e-3, 0.1, 1.0, 100.0, 1e308]),
+    seed=st.integers(0, 2**32),
+)
+def test_every_example_lies_on_exactly_one_device(
+    name: str, y: list[int], devices: int, alpha: float, seed: int
+) -> None:
+    labels = np.array(y)
+    if name == "one-class" and devices < len(set(y)):
+        devices = len(set(y))
+    shares, again = (
+        PARTITIONS[name](
+            labels, devices, np.random.default_rng(seed), alpha=alpha, subject=labels[::-1]
+        )
+        for _ in range(2)
+    )
+    assert len(shares) == (len(set(y)) if name == "by-subject" else devices)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), np.arange(len(y)))
+    for share, same in zip(shares, again, strict=True):
+        assert share.dtype == np.int64
+        np.testing.assert_array_equal(share, same)
+        np.testing.assert_array_equal(share, np.sort(share))
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet"])
+def test_shares_are_of_equal_size(name: str) -> None:
+    shares = PARTITIONS[name](np.arange(11) % 2, 4, rng(), alpha=0.1, subject=None)
+    assert [len(share) for share in shares] == [3, 3, 3, 2]
+
+
+def test_more_devices_than_examples() -> None:
+    assert [len(share) for share in iid(np.array([0, 1]), 4, rng())] == [1, 1, 0, 0]
+
+
+def test_alpha_moves_dirichlet_from_one_class_to_the_prior() -> None:
+    y = np.repeat(np.arange(5), 200)
+
+    def largest_share(alpha: float) -> float:
+        mixes = [np.bincount(y[s], minlength=5) / len(s) for s in dirichlet(y, 10, rng(), alpha)]
+        return float(np.mean(np.max(mixes, axis=1)))
+
+    assert largest_share(1e-6) > 0.95
+    assert largest_share(1e6) < 0.35
+
+
+def test_dirichlet_follows_the_prior() -> None:
+    y = np.repeat([0, 1], [900, 100])
+    first = [dirichlet(y, 10, np.random.default_rng(seed), 1.0)[0] for seed in range(300)]
+    assert np.mean([np.mean(y[share] == 1) for share in first]) == pytest.approx(0.1, abs=0.03)
+
+
+def test_one_class_shares_devices_in_proportion() -> None:
+    y = np.repeat([3, 5, 9], [60, 30, 1])
+    shares = one_class(y, 7, rng())
+    # 60 and 30 examples on 4 and 2 devices, and 1 on its own; the classes take turns.
+    assert [sorted(set(y[share].tolist())) for share in shares] == [
+        [3],
+        [5],
+        [9],
+        [3],
+        [5],
+        [3],
+        [3],
+    ]
+    assert [len(share) for share in shares] == [15, 15, 1, 15, 15, 15, 15]
+
+
+def test_by_subject_is_in_sorted_order() -> None:
+    shares = by_subject(np.array(["eve", "bob", "eve", "ann"]))
+    assert [share.tolist() for share in shares] == [[3], [1], [0, 2]]
+
+
+Y = np.array([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "alpha", "message"),
+    [
+        ("iid", 0, 1.0, "devices is 0; expected at least 1"),
+        ("dirichlet", -1, 1.0, "devices is -1"),
+        ("dirichlet", 2, 0.0, "alpha is 0.0; expected a number above 0"),
+        ("dirichlet", 2, -1.0, "alpha is -1.0"),
+        ("dirichlet", 2, float("nan"), "alpha is nan"),
+        ("dirichlet", 2, float("inf"), "alpha is inf"),
+        ("one-class", 2, 1.0, "2 devices for 3 classes; expected at least 3"),
+        ("by-subject", 2, 1.0, "needs data with a subject"),
+    ],
+)
+def test_bad_requests(name: str, devices: int, alpha: float, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        PARTITIONS[name](Y, devices, rng(), alpha=alpha, subject=None)
