@@ -72,7 +72,7 @@ def compare(
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
     target: Annotated[
         float | None,
-        typer.Option(help="Accuracy for 's to target'; default 95% of the weakest strategy's."),
+        typer.Option(help="Accuracy for 's to target'; default 95% of the best strategy's mean."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -100,7 +100,7 @@ def compare(
     if quiet:
         typer.echo(folder)
         return
-    console.print(comparison_table(table))
+    console.print(comparison_table(table), soft_wrap=True)
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 

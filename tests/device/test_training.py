@@ -56,12 +56,13 @@ def with_torch_optim(
     nn.utils.vector_to_parameters(params.clone(), own)
     base = [p.detach().clone() for p in own]
     lr = spec.lr * spec.lr_scale
+    tuned = own[-2:] if spec.last_layer_only else own
     optimizer: torch.optim.Optimizer
     if spec.optimizer == "adam":
-        optimizer = torch.optim.Adam(own, lr=lr, weight_decay=spec.weight_decay)
+        optimizer = torch.optim.Adam(tuned, lr=lr, weight_decay=spec.weight_decay)
     else:
         optimizer = torch.optim.SGD(
-            own, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay
+            tuned, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay
         )
     for order, mask in zip(plan.order, plan.mask, strict=True):
         batch = order[mask > 0]
@@ -74,7 +75,7 @@ def with_torch_optim(
 
 
 @pytest.mark.parametrize("functional", [False, True])
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adam decay", "decay", "prox"])
+@pytest.mark.parametrize("kind", [kind for kind in SPECS if "clip" not in kind])
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_numbers_as_torch_optim(name: str, kind: str, functional: bool) -> None:
     model, spec = model_of(name), SPECS[kind]
@@ -144,7 +145,7 @@ def test_last_layer_only_moves_nothing_else(kind: str, functional: bool) -> None
     params, (x, y) = model.init(1), data_of("cnn1d")
     trained = local_update(model, params, x, y, spec, plan_of(20, spec), functional=functional)
     assert torch.equal(trained[: model.head.start], params[: model.head.start])
-    assert (trained[model.head] != params[model.head]).all()
+    assert (trained[-3:] != params[-3:]).all()
 
 
 @pytest.mark.parametrize("functional", [False, True])
@@ -212,6 +213,18 @@ def test_clipping_by_hand_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(local_update(model, params, x, y, spec, plan), expected)
 
 
+def test_it_runs_under_no_grad_and_in_double_precision() -> None:
+    model, (x, y), spec = model_of("lenet"), data_of("lenet"), SPECS["momentum"]
+    params, plan = model.init(1), plan_of(len(x), spec)
+    expected = local_update(model, params, x, y, spec, plan)
+    with torch.no_grad():
+        assert torch.equal(local_update(model, params, x, y, spec, plan), expected)
+    precise = local_update(model, params.double(), x.double(), y, spec, plan)
+    assert precise.dtype is torch.float64
+    torch.testing.assert_close(precise.float(), expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(local_update(model, params, x, y, spec, plan), expected)
+
+
 def test_no_steps_gives_a_copy() -> None:
     model, (x, y) = model_of("mlp"), data_of("mlp")
     params, spec = model.init(1), TrainSpec(local_epochs=0)
@@ -223,7 +236,7 @@ def test_no_steps_gives_a_copy() -> None:
 def test_an_unknown_optimizer_is_named() -> None:
     model, (x, y) = model_of("mlp"), data_of("mlp")
     spec = TrainSpec(optimizer="adamw")
-    with pytest.raises(BadInput, match="adamw.*sgd, adam"):
+    with pytest.raises(BadInput, match=r"adamw.*sgd, adam"):
         local_update(model, model.init(0), x, y, spec, plan_of(len(x), spec))
 
 

@@ -85,7 +85,8 @@ def local_update(
     base, moving = params[span], whole[span]
     gradient_at = _gradient_function(model, whole, span, spec, functional)
     add = Tensor.add if functional else Tensor.add_
-    sizes = None if functional else plan.mask.count_nonzero(1).tolist()
+    take = _take_batched if functional else _take
+    sizes = None if functional else plan.mask.sum(1).int().tolist()
     memory = start(moving)
     with torch.set_grad_enabled(functional and torch.is_grad_enabled()):
         for step, (index, weights) in enumerate(zip(*map(torch.unbind, plan), strict=True)):
@@ -94,7 +95,7 @@ def local_update(
                 if not sizes[step]:
                     continue
                 index, real = index[: sizes[step]], None
-            gradient = gradient_at(moving, x[index], y[index], real)
+            gradient = gradient_at(moving, take(x, index), take(y, index), real)
             if on_gradient is not None:
                 # The step below may work in place; what the hook keeps must not change.
                 gradient = on_gradient(gradient, step).clone()
@@ -104,7 +105,12 @@ def local_update(
             if functional and ragged:
                 live = weights.sum() > 0
                 moved = torch.where(live, moved, moving)
-                remembered = Memory(*map(torch.where, [live] * 3, remembered, memory))
+                remembered = Memory(
+                    *(
+                        new if new is old else torch.where(live, new, old)
+                        for new, old in zip(remembered, memory, strict=True)
+                    )
+                )
             moving, memory = moved, remembered
     return _join(whole, moving, span) if functional else whole
 
@@ -166,6 +172,15 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
 def _count(weights: Tensor) -> Tensor:
     total = weights.sum()
     return total + (total == 0)
+
+
+# Two forms of one thing: index_select is 4x faster alone, indexing 2x faster under vmap.
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    return values.index_select(0, index)
+
+
+def _take_batched(values: Tensor, index: Tensor) -> Tensor:
+    return values[index]
 
 
 def _join(whole: Tensor, moving: Tensor, span: slice) -> Tensor:

@@ -20,17 +20,15 @@ from latecomer.study.runner import new_folder, start_run
 
 SHOWN = {
     "accuracy": "accuracy",
-    "balanced_accuracy": "balanced",
     "macro_f1": "macro-F1",
     "accuracy_affected": "affected",
     "client_accuracy_mean": "on devices",
-    "client_accuracy_worst": "worst device",
-    "client_accuracy_late_mean": "late devices",
-    "updates": "updates",
-    "virtual_seconds": "virtual s",
+    "client_accuracy_worst": "worst",
+    "client_accuracy_late_mean": "late",
     "seconds_to_target": "s to target",
+    "virtual_seconds": "virtual s",
+    "updates": "updates",
     "staleness_mean": "staleness",
-    "wall_seconds": "wall s",
 }
 
 
@@ -105,7 +103,7 @@ def write_comparison(
         rows.append(row)
     table = pd.DataFrame(rows)
     if target is None:
-        target = round(0.95 * table.groupby("strategy")["accuracy"].mean().min(), 3)
+        target = round(0.95 * table.groupby("strategy")["accuracy"].mean().max(), 3)
     table["seconds_to_target"] = [
         seconds_to(folder / cell.folder / "metrics.csv", target) for cell, _ in runs
     ]
@@ -127,10 +125,15 @@ def seconds_to(metrics: Path, target: float) -> float | None:
 
 
 def spread(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over seeds, one row per strategy in the order given."""
+    """Mean and standard deviation over seeds, one row per strategy in the order given.
+
+    A value that some seed does not have (a target it never reached) has no mean.
+    """
     columns = [c for c in SHOWN if c in table and table[c].notna().any()]
     groups = table.groupby("strategy", sort=False)[columns]
-    result = groups.mean().join(groups.std(), lsuffix="_mean", rsuffix="_std")
+    complete = groups.count().eq(groups.size(), axis=0)
+    mean, std = groups.mean().where(complete), groups.std().where(complete)
+    result = mean.join(std, lsuffix="_mean", rsuffix="_std")
     result["seeds"] = table.groupby("strategy", sort=False).size()
     return result
 

@@ -61,7 +61,7 @@ class Experiment:
         )
         self.spec = TrainSpec(**config.training.model_dump())
         self.fleet = self._fleet(config)
-        self.config = _resolved(config, options, len(self.federation.clients))
+        self.config = self._resolved(config, options)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -145,6 +145,25 @@ class Experiment:
         passes = [n * self.spec.local_epochs for n in sizes]
         return epoch_seconds(fleet.devices, passes, size, size)
 
+    def _resolved(self, config: Config, options: dict[str, object]) -> Config:
+        """The config with every default that depends on other values filled in."""
+        devices = len(self.federation.clients)
+        stop, every = config.stop, config.evaluate.every
+        if not (stop.updates or stop.epochs or stop.virtual_seconds):
+            stop = StopConfig(updates=50 * devices)
+        if not every and self.recipe.pooled:
+            every = 1  # one update passes over everybody's data
+        elif not every:
+            every = max(1, stop.updates // 50 if stop.updates else devices)
+        return config.model_copy(
+            update={
+                "fleet": config.fleet.model_copy(update={"devices": devices}),
+                "strategy": StrategyConfig(name=config.strategy.name, **options),
+                "stop": stop,
+                "evaluate": EvaluateConfig(every=every),
+            }
+        )
+
     def _one_machine(self) -> Fleet:
         """Where pooled data are trained on: as fast as the fleet's median device, no network."""
         speeds = np.median(
@@ -160,20 +179,3 @@ def _check_late_classes(config: Config, federation: Federation) -> None:
                 f"fleet.late.classes: {label} is no class of {config.data.source}"
                 f" (0 to {federation.num_classes - 1})"
             )
-
-
-def _resolved(config: Config, options: dict[str, object], devices: int) -> Config:
-    """The config with every default that depends on other values filled in."""
-    stop, every = config.stop, config.evaluate.every
-    if not (stop.updates or stop.epochs or stop.virtual_seconds):
-        stop = StopConfig(updates=50 * devices)
-    if not every:
-        every = max(1, stop.updates // 50 if stop.updates else devices)
-    return config.model_copy(
-        update={
-            "fleet": config.fleet.model_copy(update={"devices": devices}),
-            "strategy": StrategyConfig(name=config.strategy.name, **options),
-            "stop": stop,
-            "evaluate": EvaluateConfig(every=every),
-        }
-    )

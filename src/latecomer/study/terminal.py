@@ -137,7 +137,9 @@ def comparison_table(table: pd.DataFrame) -> Table:
     """Mean and spread over seeds, a row per strategy."""
     stats = spread(table)
     columns = [c for c in SHOWN if f"{c}_mean" in stats]
-    shown = Table("strategy", *(SHOWN[c] for c in columns), box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False)
+    for name in ("strategy", *(SHOWN[c] for c in columns)):
+        shown.add_column(name, no_wrap=True, justify="left" if name == "strategy" else "right")
     for strategy, row in stats.iterrows():
         cells = (cell_text(row[f"{c}_mean"], row[f"{c}_std"]) for c in columns)
         shown.add_row(str(strategy), *cells)

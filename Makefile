@@ -1,0 +1,46 @@
+# Two commands do everything from a clean clone: `make run` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The tests that fit a coffee break; `make test-all` runs the slow ones too.
+TESTS ?= -m "not slow"
+
+.PHONY: install run test test-all lint format types bench clean
+
+install: $(STAMP)
+
+# torch first and on its own: the pinned version is the CPU build where one is offered, and
+# nothing that follows asks for another.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+run: install
+	$(BIN)/latecomer run
+
+test: install
+	$(BIN)/python -m pytest $(TESTS)
+
+test-all: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python benchmarks/memory.py --quick
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache
