@@ -2,7 +2,17 @@
 
 import torch
 
-from latecomer.core.messages import Arrived, Due, Failed, Joined, Later, Note, Send, TrainSpec, Update
+from latecomer.core.messages import (
+    Arrived,
+    Due,
+    Failed,
+    Joined,
+    Later,
+    Note,
+    Send,
+    TrainSpec,
+    Update,
+)
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.fedasync import fedasync

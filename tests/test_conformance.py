@@ -1,0 +1,130 @@
+"""What every registered strategy must do. A new one joins by being registered."""
+
+import json
+
+import pytest
+import torch
+from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
+
+from latecomer.core.codec import decode, encode, storable
+from latecomer.core.messages import Arrived, Joined, Note, Send, Update
+from latecomer.core.submodel import Submodel
+from latecomer.strategies.recipe import recipes
+
+ALL = sorted(recipes())
+pytestmark = pytest.mark.parametrize("name", ALL)
+
+
+def test_is_described(name):
+    recipe = recipes()[name]
+    assert recipe.summary
+    assert recipe.paper
+    assert recipe.build().name == name
+
+
+def test_same_seed_same_history(name):
+    one, two = toy_run(name), toy_run(name)
+    assert one.log == two.log
+    assert one.heads() == two.heads()
+    assert one.server.accepted == 40
+
+
+def test_the_model_moves_and_stays_finite(name):
+    run = toy_run(name, 200)
+    used = {run.server.home(device) for device in range(5)}
+    for lineage in used:
+        params = run.server.store.head_params(lineage)
+        assert torch.isfinite(params).all()
+        # Every device pulls towards its own id, from 0 to 4.
+        assert -1 < params.mean() < 5
+    assert any(run.server.store.head_params(lineage).abs().max() > 0.01 for lineage in used)
+
+
+def test_a_replay_of_its_events_is_bit_identical(name):
+    """The server is pure: the recorded events give the same model without any engine."""
+    server, fed = toy_server(name), []
+    handle = server.handle
+    server.handle = lambda *events: (fed.append(events), handle(*events))[1]
+    run = ToyRun(server, toy_fleet())
+    run.until(60)
+    twin = toy_server(name)
+    for events in fed:
+        twin.handle(*events)
+    heads = {n: twin.store.head_params(n).tolist() for n in twin.store.lineages}
+    assert heads == run.heads()
+    assert twin.store.versions == server.store.versions
+
+
+@pytest.mark.parametrize("after", [1, 7, 23])
+def test_checkpoint_and_resume_give_the_same_history(name, after):
+    whole = ToyRun(toy_server(name), toy_fleet())
+    whole.until(after)  # where a run stops may cut one moment in two, so both stop here
+    whole.until(60)
+    first = ToyRun(toy_server(name), toy_fleet())
+    first.until(after)
+    tree, tensors = encode({"server": first.server.state(), "engine": first.engine.state()})
+    state = decode(json.loads(json.dumps(tree)), storable(tensors))
+    second = ToyRun(toy_server(name), toy_fleet())
+    second.server.restore(state["server"])
+    second.engine.restore(state["engine"])
+    second.until(60)
+    assert first.log + second.log == whole.log
+    assert second.heads() == whole.heads()
+
+
+def test_lost_devices_are_tolerated(name):
+    fleet = toy_fleet(5, crash=0.2, restart_seconds=3, detect_seconds=1)
+    run = toy_run(name, 100, fleet)
+    assert run.server.accepted == 100
+    assert run.lines("drop")
+    assert {f["device"] for _, f in run.lines("arrival")} == set(range(5))
+
+
+def test_an_update_counts_once(name):
+    server = toy_server(name)
+    (task, *_), update = first_update(server)
+    server.handle(Arrived(task.device, update))
+    before = {n: server.store.head_params(n).clone() for n in server.store.lineages}
+    commands = server.handle(Arrived(task.device, update))
+    assert [c.kind for c in commands if isinstance(c, Note)] == ["refusal"]
+    assert all(torch.equal(server.store.head_params(n), before[n]) for n in before)
+
+
+def test_a_hostile_update_leaves_the_model_untouched(name):
+    server = toy_server(name)
+    tasks, _ = first_update(server)
+    before = {n: server.store.head_params(n).clone() for n in server.store.lineages}
+    poison = [torch.full((SIZE,), float("nan")), torch.full((SIZE,), 3e38), torch.zeros(SIZE + 1)]
+    for task, bad in zip(tasks, poison, strict=False):
+        commands = server.handle(Arrived(task.device, Update(task.id, bad, 1)))
+        assert any(c.kind == "refusal" for c in commands if isinstance(c, Note))
+    assert all(torch.equal(server.store.head_params(n), before[n]) for n in before)
+    assert server.accepted == 0
+
+
+def test_memory_is_bounded_by_open_tasks(name):
+    run = toy_run(name, 500)
+    store = run.server.store
+    assert len(store.versions) <= len(run.server.open_tasks) + len(store.lineages)
+
+
+def test_untrained_coordinates_stay_bit_unchanged(name):
+    server = toy_server(name)
+    covered = Submodel("half", torch.tensor([0, 2, 4]))
+    tasks = sends(server.handle(Joined(0, covered), Joined(1, covered)))
+    for _ in range(10):
+        assert {t.params.numel() for t in tasks} == {3}
+        answers = [Arrived(t.device, Update(t.id, torch.full((3,), 0.37), 5)) for t in tasks]
+        tasks = sends(server.handle(*answers))
+    for lineage in server.store.lineages:
+        assert torch.equal(server.store.head_params(lineage)[[1, 3, 5]], torch.zeros(3))
+    assert any(server.store.head_params(n)[0] != 0 for n in server.store.lineages)
+
+
+def first_update(server):
+    tasks = sends(server.handle(*(Joined(device) for device in range(3))))
+    return tasks, Update(tasks[0].id, torch.ones(SIZE), 4)
+
+
+def sends(commands):
+    return [c.task for c in commands if isinstance(c, Send)]

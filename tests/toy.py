@@ -1,0 +1,80 @@
+"""A toy problem: every device pulls the model half-way towards a point of its own."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.server import Server
+from latecomer.core.submodel import take
+from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
+from latecomer.fleet.fleet import Fleet
+from latecomer.fleet.profile import DeviceProfile
+from latecomer.strategies.recipe import build_strategy
+
+SIZE = 6
+EXAMPLES = 10
+
+
+@dataclass
+class ToyTrainer:
+    """delta = (point of the device - params) / 2, plus noise that hangs on the task number."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def examples(self, task: Task) -> int:
+        return EXAMPLES
+
+    def update(self, task: Task) -> Update:
+        self.asked.append(task.id)
+        noise = torch.Generator().manual_seed(1000 * task.device + task.number)
+        point = torch.full((SIZE,), float(task.device)) + 0.1 * torch.randn(SIZE, generator=noise)
+        return Update(task.id, (take(point, task.submodel) - task.params) / 2, EXAMPLES)
+
+
+def toy_fleet(devices: int = 5, **profile: float) -> Fleet:
+    """Device i needs i + 1 seconds for a task."""
+    return Fleet(
+        tuple(DeviceProfile(seconds_per_task=i + 1.0, **profile) for i in range(devices)), seed=3
+    )
+
+
+def toy_server(strategy: str, options: dict | None = None) -> Server:
+    return Server(torch.zeros(SIZE), build_strategy(strategy, options), TrainSpec(), seed=7)
+
+
+@dataclass
+class ToyRun:
+    """An engine over the toy problem that keeps its log."""
+
+    server: Server
+    fleet: Fleet
+    costs: ServerCosts = field(default_factory=ServerCosts)
+    log: list = field(default_factory=list)
+    trainer: ToyTrainer = field(default_factory=ToyTrainer)
+
+    def __post_init__(self) -> None:
+        self.engine = VirtualEngine(
+            self.server,
+            self.fleet,
+            self.trainer,
+            range(len(self.fleet.devices)),
+            self.costs,
+            lambda time, note: self.log.append((time, note.kind, dict(note.fields))),
+        )
+
+    def until(self, updates: int = 0, **bounds) -> str:
+        return self.engine.run(Bounds(updates, **bounds), lambda: True)
+
+    def lines(self, kind: str) -> list[tuple[float, dict]]:
+        return [(time, fields) for time, k, fields in self.log if k == kind]
+
+    def heads(self) -> dict[str, list[float]]:
+        store = self.server.store
+        return {name: store.head_params(name).tolist() for name in store.lineages}
+
+
+def toy_run(strategy: str, updates: int = 40, fleet: Fleet | None = None, **options) -> ToyRun:
+    run = ToyRun(toy_server(strategy, options), fleet or toy_fleet())
+    run.until(updates)
+    return run
