@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Arrived, Joined, Note, Send, Update
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.recipe import recipes
+from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 ALL = sorted(recipes())
 pytestmark = pytest.mark.parametrize("name", ALL)

@@ -41,9 +41,9 @@ def run(
         raise BadInput("--resume takes no CONFIG, --set or --out: the run's folder has its config")
     from rich.console import Console
 
-    from latecomer.study.terminal import progress_for, summary_table
     from latecomer.study.report import write_report
     from latecomer.study.runner import Silent, resume_run, start_run
+    from latecomer.study.terminal import progress_for, summary_table
 
     console = Console()
     progress = Silent() if quiet else progress_for(console)

@@ -2,7 +2,7 @@
 
 
 class BadInput(ValueError):
-    """Bad usage, config or data: one line that says what, where and what is allowed. Exit code 2."""
+    """Bad usage, config or data, said in one line: what, where, what is allowed. Exit code 2."""
 
 
 class RunFailed(RuntimeError):

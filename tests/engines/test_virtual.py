@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from toy import EXAMPLES, ToyRun, toy_fleet, toy_run, toy_server
 
 from latecomer.engines.virtual import ServerCosts
 from latecomer.fleet.fleet import Fleet, with_lateness
 from latecomer.fleet.late import lateness
 from latecomer.fleet.profile import DeviceProfile
+from toy import EXAMPLES, ToyRun, toy_fleet, toy_run, toy_server
 
 
 def test_fast_devices_are_heard_more_often():

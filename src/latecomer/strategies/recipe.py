@@ -42,13 +42,17 @@ def recipe(name: str, summary: str, paper: str, pooled: bool = False) -> Callabl
     return register
 
 
-@cache
 def recipes() -> Mapping[str, Recipe]:
     """All registered recipes, by name."""
+    _discover()
+    return dict(sorted(_REGISTERED.items()))
+
+
+@cache
+def _discover() -> None:
     package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{__package__}.{module.name}")
-    return dict(sorted(_REGISTERED.items()))
 
 
 def find_recipe(name: str) -> Recipe:

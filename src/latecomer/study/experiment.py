@@ -18,7 +18,7 @@ from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, epoch_seconds, make_fleet, with_lateness
 from latecomer.fleet.late import choose_late, lateness
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.strategies.recipe import Recipe, build_strategy, find_recipe, resolve_options
+from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import Config, EvaluateConfig, GammaDelay, StopConfig, StrategyConfig
 
 
@@ -36,10 +36,19 @@ class OneByOne:
 
 
 class Experiment:
-    """One scenario, ready to run. Built from the config alone, so a resume builds the same."""
+    """One scenario, ready to run. Built from the config alone, so a resume builds the same.
 
-    def __init__(self, config: Config) -> None:
-        self.recipe: Recipe = find_recipe(config.strategy.name)
+    A `strategy` built from parts takes the place of the one the config names.
+    """
+
+    def __init__(self, config: Config, strategy: Strategy | None = None) -> None:
+        if strategy is not None:
+            config = config.model_copy(update={"strategy": StrategyConfig(name=strategy.name)})
+        self.recipe: Recipe = (
+            find_recipe(config.strategy.name)
+            if strategy is None
+            else Recipe(strategy.name, "built from parts", "", lambda: strategy)
+        )
         options = resolve_options(self.recipe, config.strategy.options)
         dataset = load(config.data.source, config.data.path)
         self.federation: Federation = federate(
@@ -88,10 +97,9 @@ class Experiment:
         }
 
     def server(self) -> Server:
-        strategy: Strategy = build_strategy(self.recipe.name, self.config.strategy.options)
         return Server(
             self.model.init(self.config.seed),
-            strategy,
+            self.recipe.build(**self.config.strategy.options),
             self.spec,
             Checks(self.config.server.norm_ratio),
             self.config.seed,

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from latecomer.study.compare import SHOWN, cell_text, spread
 from latecomer.study.files import write_atomically
-from latecomer.study.terminal import span
 from latecomer.study.results import Comparison, Result, load
+from latecomer.study.terminal import span
 
 # Okabe and Ito's palette: distinguishable for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")

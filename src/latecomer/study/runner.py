@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
+from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput, RunFailed
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
@@ -55,9 +56,14 @@ def new_folder(path: Path) -> Path:
     return path
 
 
-def start_run(config: Config, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+def start_run(
+    config: Config,
+    folder: Path,
+    progress: Progress | None = None,
+    strategy: Strategy | None = None,
+) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
-    experiment = Experiment(config)
+    experiment = Experiment(config, strategy)
     new_folder(folder)
     write_atomically(folder / "config.toml", experiment.config.to_toml())
     return _Run(experiment, folder, progress or Silent()).to_the_end()

@@ -1,0 +1,43 @@
+"""The library's front door: a run or a comparison from Python."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from latecomer.core.strategy import Strategy
+from latecomer.study.compare import compare as compare_all
+from latecomer.study.config import Tree, parse, quickstart, read_toml
+from latecomer.study.results import Comparison, Result
+from latecomer.study.runner import start_run
+
+ConfigLike = Mapping[str, Any] | str | Path | None
+
+
+def run(
+    config: ConfigLike = None, out: str | Path = "run", strategy: Strategy | None = None
+) -> Result:
+    """Run one experiment in a new folder `out`.
+
+    `config` is a TOML file or the same as nested dicts (None: the quickstart). `strategy` is one
+    built from parts, for a single run, in place of the one that the config names.
+    """
+    start_run(parse(_tree(config)), Path(out), strategy=strategy)
+    return Result(Path(out))
+
+
+def compare(
+    config: ConfigLike,
+    strategies: Sequence[str],
+    seeds: Sequence[int] = (1, 2, 3),
+    out: str | Path = "comparison",
+    jobs: int = 1,
+) -> Comparison:
+    """Run the same scenario under several strategies and seeds, in a new folder `out`."""
+    compare_all(_tree(config), strategies, seeds, Path(out), jobs)
+    return Comparison(Path(out))
+
+
+def _tree(config: ConfigLike) -> Tree:
+    if config is None:
+        return quickstart()
+    return dict(config) if isinstance(config, Mapping) else read_toml(Path(config))
