@@ -31,6 +31,13 @@ class ToyTrainer:
         point = torch.full((SIZE,), float(task.device)) + 0.1 * torch.randn(SIZE, generator=noise)
         return Update(task.id, (take(point, task.submodel) - task.params) / 2, EXAMPLES)
 
+    def expect(self, task: Task, arrives: float) -> None: ...
+    def forget(self, task_id: int) -> None: ...
+    def restore(self, state: dict) -> None: ...
+
+    def state(self) -> dict:
+        return {}
+
 
 def toy_fleet(devices: int = 5, **profile: float) -> Fleet:
     """Device i needs i + 1 seconds for a task."""

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -12,10 +12,13 @@ from latecomer.errors import BadInput, RunFailed
 app = typer.Typer(
     name="latecomer",
     help="Asynchronous federated learning that does not leave slow devices behind.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+# typer brings a click of its own or uses the installed one; either way this is its UsageError.
+USAGE_ERROR: Any = typer.BadParameter.__base__
+INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change a config value.")
@@ -186,15 +189,20 @@ def _catalogue(what: str) -> list[tuple[str, str, str]]:
 def main() -> None:
     """Entry point: bad input is one line and exit code 2, a failed run one line and 1."""
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except BadInput as error:
-        _fail(error, 2)
+        _fail(str(error), 2)
+    except USAGE_ERROR as error:
+        _fail(error.format_message(), 2)
     except RunFailed as error:
-        _fail(error, 1)
-    except KeyboardInterrupt:
-        _fail(RuntimeError("interrupted"), 1)
+        _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 1)
+    if code == INTERRUPTED:
+        _fail("interrupted", 1)
+    sys.exit(code)
 
 
-def _fail(error: Exception, code: int) -> None:
-    typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
     sys.exit(code)

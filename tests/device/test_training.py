@@ -51,7 +51,7 @@ def with_torch_optim(
     model: FlatModel, params: Tensor, x: Tensor, y: Tensor, spec: TrainSpec, plan: Plan
 ) -> Tensor:
     """The loop a reader would write: a module, an optimiser, mini-batches."""
-    module = model._seeded(0)
+    module = model._seeded(0).to(params.dtype)
     own = list(module.parameters())
     nn.utils.vector_to_parameters(params.clone(), own)
     base = [p.detach().clone() for p in own]
@@ -80,6 +80,9 @@ def with_torch_optim(
 def test_same_numbers_as_torch_optim(name: str, kind: str, functional: bool) -> None:
     model, spec = model_of(name), SPECS[kind]
     params, (x, y) = model.init(1), data_of(name)
+    if spec.optimizer == "adam":
+        # Adam divides by the root of tiny second moments, which magnifies float32 rounding.
+        params, x = params.double(), x.double()
     plan = plan_of(len(x), spec)
     expected = with_torch_optim(model, params, x, y, spec, plan)
     trained = local_update(model, params, x, y, spec, plan, functional=functional)

@@ -159,3 +159,27 @@ def test_results_do_not_depend_on_execution_order():
             run.until(run.server.accepted + 1)
         versions.append(run.heads()["device-4"])
     assert versions[0] == versions[1]
+
+
+def test_a_crashed_device_does_not_come_back_early_with_its_window():
+    profile = DeviceProfile(
+        seconds_per_task=4,
+        crash=0.5,
+        restart_seconds=50,
+        detect_seconds=1,
+        windows=((0.0, 10.0),),
+        period=20.0,
+    )
+    run = ToyRun(toy_server("fedasync"), Fleet((profile,), seed=1))
+    run.until(20)
+    assert run.lines("drop")
+    at_work = 0
+    for _, kind, _ in run.log:
+        at_work += {"dispatch": 1, "arrival": -1, "drop": -1}.get(kind, 0)
+        assert at_work <= 1
+
+
+def test_a_busy_server_does_not_run_past_the_end():
+    run = ToyRun(toy_server("fedasync"), toy_fleet(), ServerCosts(merge=300.0))
+    assert run.until(virtual_seconds=100) == "virtual_seconds"
+    assert run.engine.now <= 100

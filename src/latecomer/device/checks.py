@@ -6,12 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from latecomer.errors import BadInput
-
-
-def first_line(error: BaseException) -> str:
-    """An exception as one line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+from latecomer.loading import first_line
 
 
 def check_model(

@@ -5,7 +5,7 @@ from torch import Tensor
 from latecomer.core.messages import Task, Update
 from latecomer.device.flat import FlatModel
 from latecomer.device.release import release
-from latecomer.device.training import local_update, plan_batches, task_rng
+from latecomer.device.training import Plan, local_update, plan_batches, task_rng
 from latecomer.errors import BadInput
 
 
@@ -24,9 +24,16 @@ class Client:
         self.y = y
         self.seed = seed
 
+    def plan(self, task: Task) -> Plan:
+        """The mini-batches of this task, whenever and wherever it is executed."""
+        return plan_batches(len(self.x), task.spec, task_rng(self.seed, self.device, task.number))
+
     def perform(self, task: Task) -> Update:
         """Train as the task says; the same task always gives the same update."""
-        rng = task_rng(self.seed, self.device, task.number)
-        plan = plan_batches(len(self.x), task.spec, rng)
+        plan = self.plan(task)
         trained = local_update(self.model, task.params, self.x, self.y, task.spec, plan)
-        return release(Update(task.id, trained.sub_(task.params), len(self.x)))
+        return self.answer(task, trained.sub_(task.params))
+
+    def answer(self, task: Task, delta: Tensor) -> Update:
+        """What the device sends back once it has trained."""
+        return release(Update(task.id, delta, len(self.x)))

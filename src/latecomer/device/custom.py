@@ -1,15 +1,12 @@
 """A user's own network, named as `module:callable`."""
 
-import importlib
 import inspect
-import os
-import sys
 from typing import Any
 
 from torch import nn
 
-from latecomer.device.checks import first_line
 from latecomer.errors import BadInput
+from latecomer.loading import first_line, load_callable
 
 
 def load_module(
@@ -20,7 +17,7 @@ def load_module(
     The callable gets those of input_shape=, num_classes= and width= that it names, otherwise
     (input_shape, num_classes) if it requires two arguments, otherwise nothing.
     """
-    build = _find(name)
+    build = load_callable(name, "model")
     args, keywords = _arguments(name, build, input_shape, num_classes, width)
     try:
         module = build(*args, **keywords)
@@ -31,28 +28,6 @@ def load_module(
             f"model '{name}': gave a {type(module).__name__}, but must give a torch.nn.Module"
         )
     return module
-
-
-def _find(name: str) -> Any:
-    place, _, attribute = name.partition(":")
-    if not place or not attribute:
-        raise BadInput(f"model '{name}': write your own model as module:callable, e.g. nets:Net")
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(place)
-    except Exception as error:
-        raise BadInput(
-            f"model '{name}': cannot import '{place}' (looked in {here} and the installed "
-            f"packages): {first_line(error)}"
-        ) from error
-    finally:
-        sys.path.remove(here)
-    build = getattr(module, attribute, None)
-    if not callable(build):
-        what = "has no" if build is None else "has a non-callable"
-        raise BadInput(f"model '{name}': module '{place}' {what} '{attribute}'")
-    return build
 
 
 def _arguments(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from latecomer.core.params import Layout
 from latecomer.device.checks import check_model
+from latecomer.device.kernel import CompiledKernel
 from latecomer.device.models import build_model
 
 
@@ -15,8 +16,9 @@ class FlatModel:
     """A module skeleton and the layout of its parameters in the flat vector.
 
     `build` makes the network anew, so that `init` gives exactly the initial weights its author
-    meant. `head` is the part of the vector that belongs to the output layer. The skeleton is
-    scratch space: one FlatModel serves one thread at a time.
+    meant. `head` is the part of the vector that belongs to the output layer. `kernel`, if set, is
+    what `local_update` trains with where it can. The skeleton is scratch space: one FlatModel
+    serves one thread at a time.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class FlatModel:
         self.layout = Layout.of(self.module)
         self.head = _output_span(self.module, self.layout, input_shape)
         self._parameters = list(self.module.parameters())
+        self.kernel: CompiledKernel | None = None
 
     def init(self, seed: int) -> Tensor:
         """The initial vector of `seed`; the global generator is neither read nor moved."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,25 +30,34 @@ class Plan(NamedTuple):
     mask: Tensor
 
 
-def task_rng(seed: int, device: int, number: int) -> np.random.Generator:
+def task_rng(seed: int, device: int, number: int) -> torch.Generator:
     """The random stream of one task, whenever and wherever it is executed."""
-    return np.random.default_rng([seed, BATCH_STREAM, device, number])
+    return torch.Generator().manual_seed(_mixed(seed, BATCH_STREAM, device, number))
 
 
-def plan_batches(n: int, spec: TrainSpec, rng: np.random.Generator) -> Plan:
+def _mixed(*parts: int) -> int:
+    """One number that every bit of every part has stirred. Steele et al. 2014, SplitMix64."""
+    state = 0
+    for part in parts:
+        state = (state + part + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return state
+
+
+def plan_batches(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
     """`local_epochs` shuffled passes over n examples; a short last batch is padded."""
     if n < 1:
         raise BadInput("a device needs at least one example to train on")
     width = min(spec.batch_size, n)
     steps = -(-n // width)
-    order = np.zeros((spec.local_epochs, steps * width), dtype=np.int64)
-    mask = np.zeros((spec.local_epochs, steps * width), dtype=np.float32)
-    for epoch in range(spec.local_epochs):
-        order[epoch, :n] = rng.permutation(n)
+    order = torch.zeros(spec.local_epochs, steps * width, dtype=torch.int64)
+    mask = torch.zeros(spec.local_epochs, steps * width)
+    for epoch in order:
+        epoch[:n] = torch.randperm(n, generator=rng)
     mask[:, :n] = 1.0
-    return Plan(
-        torch.from_numpy(order.reshape(-1, width)), torch.from_numpy(mask.reshape(-1, width))
-    )
+    return Plan(order.view(-1, width), mask.view(-1, width))
 
 
 def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -79,6 +87,9 @@ def local_update(
     torch.func.vmap can batch, at a higher cost per call. There, `ragged` says that some steps may
     have no real example; such a step changes nothing (otherwise they are always skipped).
     """
+    kernel = None if functional or on_gradient is not None else model.kernel
+    if kernel is not None and kernel.covers(spec):
+        return kernel.train(params, x, y, spec, plan)
     rule = rule_named(spec.optimizer)
     span = model.head if spec.last_layer_only else slice(0, model.layout.size)
     whole = params if functional else params.detach().clone()

@@ -8,7 +8,7 @@ result is needed and never for a task that is lost. All randomness comes from st
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import (
@@ -28,6 +28,7 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.server import Server
+from latecomer.engines.trainers import Trainer
 from latecomer.fleet.fleet import Fleet
 
 
@@ -57,15 +58,6 @@ class Closes:
 
 
 Item = Upload | Opens | Closes | Joined | Failed | Ready | Due
-
-
-class Trainer(Protocol):
-    """Computes what a device would send back."""
-
-    def examples(self, task: Task) -> int:
-        """How many examples the device passes through in this task."""
-
-    def update(self, task: Task) -> Update: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +98,7 @@ class VirtualEngine:
         self.stopped: str | None = None
         self._free_at = 0.0  # when the server has done what it is busy with
         self._active_at = 0.0  # when something was last sent or came in
-        self._gone: set[int] = set()  # devices that will not come back
+        self._away: set[int] = set()  # devices that restart, or will never come back
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
         for device in devices:
@@ -136,9 +128,10 @@ class VirtualEngine:
             return "epochs"
         if not self._heap:
             return "no device is left"
-        if bounds.virtual_seconds and self._heap[0][0] > bounds.virtual_seconds:
+        next_at = max(self._heap[0][0], self._free_at)
+        if bounds.virtual_seconds and next_at > bounds.virtual_seconds:
             return "virtual_seconds"
-        idle_for = self._heap[0][0] - self._active_at
+        idle_for = next_at - self._active_at
         if not self.server.open_tasks and idle_for > 2 * self.fleet.longest_period:
             return "the fleet has come to a stand: no device is given a task any more"
         return None
@@ -166,14 +159,15 @@ class VirtualEngine:
                 self._active_at = time
                 yield Arrived(device, self._result(task_id))
                 yield from self._left_if_closed(device, time)
-            case Opens(device) if device not in self._gone:
+            case Opens(device):
                 self._push(self.fleet.closes(device, time), Closes(device))
-                if device not in self.server.working:
+                if device not in self.server.working and device not in self._away:
                     yield Joined(device)
             case Closes(device):
                 self._push(self.fleet.first_open(device, time), Opens(device))
                 yield Left(device)
             case Joined(device):
+                self._away.discard(device)
                 yield item
                 yield from self._left_if_closed(device, time)
             case Failed() | Ready() | Due():
@@ -187,6 +181,7 @@ class VirtualEngine:
         task = self.server.open_tasks.get(task_id)
         if task is None:
             # The server has closed the task and will refuse whatever comes: nothing to train.
+            self.trainer.forget(task_id)
             return Update(task_id, None, 1)
         return self.trainer.update(task)
 
@@ -213,11 +208,12 @@ class VirtualEngine:
         self._active_at = self.now
         if journey.arrives is not None:
             self._push(journey.arrives, Upload(task.id, task.device))
+            self.trainer.expect(task, journey.arrives)
         elif journey.reported is not None:
             self._push(journey.reported, Failed(task.id, "the device was lost in mid-task"))
-        if journey.free is None:
-            self._gone.add(task.device)
-        elif journey.free != journey.arrives:
+        if journey.arrives is None:
+            self._away.add(task.device)
+        if journey.free is not None and journey.free != journey.arrives:
             self._push(journey.free, Joined(task.device))
 
     def _count_bytes(self, note: Note) -> None:
@@ -236,15 +232,20 @@ class VirtualEngine:
             "bytes": [self.bytes_up, self.bytes_down],
             "free_at": self._free_at,
             "active_at": self._active_at,
-            "gone": sorted(self._gone),
+            "away": sorted(self._away),
             "heap": self._heap,
             "counter": self._counter,
+            "trainer": self.trainer.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.now = state["now"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self._free_at, self._active_at = state["free_at"], state["active_at"]
-        self._gone = set(state["gone"])
+        self._away = set(state["away"])
         self._heap = list(state["heap"])
         self._counter = state["counter"]
+        self.trainer.restore(state["trainer"])
+        for time, _, item in self._heap:
+            if isinstance(item, Upload) and item.task_id in self.server.open_tasks:
+                self.trainer.expect(self.server.open_tasks[item.task_id], time)

@@ -6,6 +6,7 @@ proportional to the number of windows, however many periods they look across. Bo
 as absolute times, so a window is closed at the very moment that `close_after` names.
 """
 
+from functools import lru_cache
 from math import ceil, inf
 
 from latecomer.fleet.profile import Windows
@@ -13,6 +14,8 @@ from latecomer.fleet.profile import Windows
 
 def next_open(windows: Windows, period: float, t: float) -> float:
     """The first moment at or after t at which the device is reachable."""
+    if not windows:
+        return t
     spans = _spans(windows, period)
     if not spans:
         return t
@@ -41,6 +44,8 @@ def finish(windows: Windows, period: float, start: float, seconds: float) -> flo
 
     A device out of reach is paused, hence late rather than lost. No work is done at once.
     """
+    if not windows:
+        return start + seconds
     spans = _spans(windows, period)
     if not spans or seconds <= 0:
         return start + seconds
@@ -76,6 +81,7 @@ def _at(turn: float, phase: float, period: float) -> float:
     return (turn + 1) * period if phase == period else turn * period + phase
 
 
+@lru_cache(maxsize=4096)
 def _spans(windows: Windows, period: float) -> list[tuple[float, float]]:
     """The windows cut at the period's border, sorted and merged; empty if always open."""
     pieces: list[tuple[float, float]] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from latecomer.errors import BadInput
 from latecomer.fleet.availability import close_after, next_open
-from latecomer.fleet.journey import Journey, journey, task_rng
+from latecomer.fleet.journey import Journey, is_random, journey, task_rng
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.presets import PROFILES
 from latecomer.fleet.profile import DeviceProfile
@@ -39,8 +39,8 @@ class Fleet:
         self, device: int, number: int, now: float, examples: int, bytes_down: int, bytes_up: int
     ) -> Journey:
         """What becomes of the device's task of this number, sent at `now`."""
-        rng = task_rng(self.seed, device, number)
         profile, lateness = self.devices[device], self.late.get(device)
+        rng = task_rng(self.seed, device, number) if is_random(profile, lateness) else None
         return journey(profile, lateness, rng, now, examples, bytes_down, bytes_up)
 
     @property

@@ -29,10 +29,16 @@ def task_rng(seed: int, device: int, number: int) -> np.random.Generator:
     return stream_rng(seed, Stream.TASK, device, number)
 
 
+def is_random(profile: DeviceProfile, lateness: Lateness | None) -> bool:
+    """Whether luck has a part in the journeys of this device at all."""
+    gamma = lateness is not None and lateness.gamma
+    return gamma or profile.jitter > 0 or profile.dropout > 0 or profile.crash > 0
+
+
 def journey(
     profile: DeviceProfile,
     lateness: Lateness | None,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     now: float,
     examples: int,
     bytes_down: int,
@@ -40,13 +46,16 @@ def journey(
 ) -> Journey:
     """Follow a task sent at `now`; `examples` counts every pass over the device's data.
 
-    A task sent to a device out of reach waits for its next window.
+    A task sent to a device out of reach waits for its next window. No `rng` is needed where
+    `is_random` says so.
     """
-    # Every draw is made whatever the profile, and the Gamma, whose use of random bits depends on
-    # its shape, is last: switching one feature on must not change the luck of another.
-    normal = rng.standard_normal()
-    vanish, crash, fraction = rng.random(3).tolist()
-    unit = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
+    normal, vanish, crash, fraction, unit = 0.0, 1.0, 1.0, 0.0, 0.0
+    if rng is not None:
+        # Every draw is made whatever the profile, and the Gamma, whose use of random bits depends
+        # on its shape, is last: switching one feature on must not change the luck of another.
+        normal = rng.standard_normal()
+        vanish, crash, fraction = rng.random(3).tolist()
+        unit = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
 
     windows, period = profile.windows, profile.period
     slowdown = exp(profile.jitter * normal - profile.jitter**2 / 2)

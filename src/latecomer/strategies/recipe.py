@@ -11,6 +11,7 @@ from typing import Any
 
 from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput
+from latecomer.loading import first_line, load_callable
 
 Build = Callable[..., Strategy]
 
@@ -27,6 +28,18 @@ class Recipe:
     paper: str
     build: Build
     pooled: bool = False
+
+    def make(self, options: Mapping[str, Any]) -> Strategy:
+        """A fresh strategy; a factory that does not give one is the user's to mend."""
+        try:
+            strategy = self.build(**options)
+        except Exception as error:
+            message = f"strategy '{self.name}': calling it failed: {first_line(error)}"
+            raise BadInput(message) from error
+        if not isinstance(strategy, Strategy):
+            kind = type(strategy).__name__
+            raise BadInput(f"strategy '{self.name}': gave a {kind}, must give a Strategy")
+        return strategy
 
 
 _REGISTERED: dict[str, Recipe] = {}
@@ -61,7 +74,7 @@ def find_recipe(name: str) -> Recipe:
     if name in known:
         return known[name]
     if ":" in name:
-        return Recipe(name, "your own", "", _load(name))
+        return Recipe(name, "your own", "", load_callable(name, "strategy"))
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise BadInput(
@@ -69,21 +82,10 @@ def find_recipe(name: str) -> Recipe:
     )
 
 
-def _load(name: str) -> Build:
-    module_name, _, attribute = name.partition(":")
-    try:
-        build = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"strategy.name: cannot load {name!r}: {error}") from error
-    if not callable(build):
-        raise BadInput(f"strategy.name: {name!r} is not callable")
-    return build  # type: ignore[no-any-return]
-
-
 def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """A fresh strategy with validated options."""
     found = find_recipe(name)
-    return found.build(**resolve_options(found, options or {}))
+    return found.make(resolve_options(found, options or {}))
 
 
 def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
             ... if p.default is inspect.Parameter.empty else p.default,
         )
         for key, p in parameters.items()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
     model = create_model("Options", __config__=ConfigDict(strict=False), **fields)
     try:

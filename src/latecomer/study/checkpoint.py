@@ -35,10 +35,13 @@ class Checkpoints:
         save_file(storable(tensors), target / "state.safetensors")
         document = {"format": FORMAT, "state": tree}
         (target / "state.json").write_text(json.dumps(document), encoding="utf-8")
-        for file in ("state.safetensors", "state.json"):
-            _sync(target / file)
+        for file in target.iterdir():
+            file.chmod(0o600)
+            _sync(file)
+        _sync(target)
         pointer = self.folder / "latest.new"
         pointer.write_text(name, encoding="utf-8")
+        pointer.chmod(0o600)
         _sync(pointer)
         pointer.replace(self.folder / "latest")
         _sync(self.folder)
@@ -49,7 +52,7 @@ class Checkpoints:
     def load(self) -> Any | None:
         """The latest state, or None if there is none yet."""
         try:
-            name = (self.folder / "latest").read_text(encoding="utf-8")
+            name = (self.folder / "latest").read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return None
         source = self.folder / name

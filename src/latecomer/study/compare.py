@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, RunFailed
 from latecomer.study.config import Config, Tree, merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
@@ -50,12 +51,12 @@ class Cell:
 
 def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     """All runs. `[compare.LABEL]` in the config holds what is different for that strategy."""
-    special = tree.get("compare", {})
+    parse(tree)
+    special, own = tree.get("compare", {}), tree.get("strategy", {})
     found = []
     for label in strategies:
         changes = special.get(label, {})
-        name = changes.get("strategy", {}).get("name", label)
-        own = tree.get("strategy", {})
+        name = _strategy_named(changes) or label
         # Options in [strategy] belong to the strategy that is named there, and to no other.
         options = own if own.get("name") == name else {}
         base = {**tree, "strategy": {**options, "name": name}}
@@ -64,6 +65,11 @@ def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[in
             cell.pop("compare", None)
             found.append(Cell(label, seed, cell))
     return found
+
+
+def _strategy_named(changes: Mapping[str, Any]) -> Any:
+    strategy = changes.get("strategy")
+    return strategy.get("name") if isinstance(strategy, Mapping) else None
 
 
 def compare(
@@ -83,7 +89,8 @@ def compare(
         # Everything that can be wrong is found before the first hour of work.
         Experiment(cell.config())
     new_folder(folder)
-    write_atomically(folder / "config.toml", tomli_w.dumps(tree))
+    # Not config.toml: that would make the folder look like a run that can be resumed.
+    write_atomically(folder / "compare.toml", tomli_w.dumps(tree))
     summaries: dict[int, dict[str, Any]] = {}
     done = _one_by_one(planned, folder) if jobs == 1 else _side_by_side(planned, folder, jobs)
     for index, summary in done:
@@ -133,7 +140,7 @@ def spread(table: pd.DataFrame) -> pd.DataFrame:
     groups = table.groupby("strategy", sort=False)[columns]
     complete = groups.count().eq(groups.size(), axis=0)
     mean, std = groups.mean().where(complete), groups.std().where(complete)
-    result = mean.join(std, lsuffix="_mean", rsuffix="_std")
+    result = mean.add_suffix("_mean").join(std.add_suffix("_std"))
     result["seeds"] = table.groupby("strategy", sort=False).size()
     return result
 
@@ -160,7 +167,10 @@ def _side_by_side(
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         futures = {pool.submit(_run_cell, c, folder): i for i, c in enumerate(planned)}
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:
+                raise RunFailed("a run was killed from outside (out of memory?)") from None
 
 
 def _run_cell(cell: Cell, folder: Path) -> dict[str, Any]:

@@ -4,16 +4,28 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from latecomer.errors import BadInput
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Strict: `devices = true` or `lr = "0.1"` is a mistake, not a number.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+# A list in TOML, a tuple here: a config does not change.
+Listed = Annotated[tuple[int, ...], Field(strict=False)]
 
 
 class DataConfig(Section):
@@ -33,17 +45,20 @@ class GammaDelay(Section):
 class LateConfig(Section):
     """Who is late, and by how many epochs. A delay of 0 makes nobody late."""
 
-    classes: tuple[int, ...] = ()
+    classes: Listed = ()
     devices: int = Field(10, ge=0)
-    delay: float | GammaDelay = 0.0
+    delay: Annotated[float, Field(ge=0)] | GammaDelay = 0.0
     kind: Literal["in-flight", "busy"] = "in-flight"
 
-    @field_validator("delay")
+    @field_validator("delay", mode="wrap")
     @classmethod
-    def _delay_is_not_negative(cls, value: float | GammaDelay) -> float | GammaDelay:
-        if isinstance(value, float) and not 0 <= value < float("inf"):
-            raise ValueError("must be 0 or more epochs")
-        return value
+    def _names_both_forms(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise ValueError(
+                "must be 0 or more epochs, or {gamma = 10} for a Gamma of mean 10"
+            ) from None
 
 
 class FleetConfig(Section):
@@ -55,8 +70,8 @@ class FleetConfig(Section):
     late: LateConfig = LateConfig()
     seconds_per_example: float | None = Field(None, ge=0)
     seconds_per_task: float | None = Field(None, ge=0)
-    down: float | None = Field(None, gt=0)
-    up: float | None = Field(None, gt=0)
+    down: float | None = Field(None, gt=0, allow_inf_nan=True)
+    up: float | None = Field(None, gt=0, allow_inf_nan=True)
     latency: float | None = Field(None, ge=0)
     jitter: float | None = Field(None, ge=0)
     dropout: float | None = Field(None, ge=0, le=1)
@@ -65,7 +80,7 @@ class FleetConfig(Section):
 
 class ModelConfig(Section):
     name: str = "mlp"
-    hidden: tuple[int, ...] = (64, 32)
+    hidden: Listed = (64, 32)
 
     @field_validator("hidden")
     @classmethod
@@ -117,6 +132,13 @@ class ServerConfig(Section):
     norm_ratio: float = Field(20.0, ge=0)
 
 
+class EngineConfig(Section):
+    """How local training is computed: in which form, and in how much memory at once."""
+
+    kernel: Literal["auto", "plain", "batched", "compiled"] = "auto"
+    memory_mb: float = Field(512.0, gt=0)
+
+
 class StopConfig(Section):
     updates: int = Field(0, ge=0)
     epochs: int = Field(0, ge=0)
@@ -143,6 +165,7 @@ class Config(Section):
     strategy: StrategyConfig = StrategyConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     server: ServerConfig = ServerConfig()
+    engine: EngineConfig = EngineConfig()
     stop: StopConfig = StopConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -164,6 +187,8 @@ def read_toml(path: Path) -> Tree:
         raise BadInput(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise BadInput(f"{path}: not valid TOML: nested too deep") from None
 
 
 def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
@@ -239,7 +264,7 @@ def _one_line(error: ValidationError) -> str:
 
 
 def _key(path: Sequence[str]) -> str:
-    """The config key of an error's path, without the names of union members."""
+    """The config key of an error's path, without what pydantic adds to it."""
     fields = set(Config.model_fields)
     key: list[str] = []
     for part in path:

@@ -1,38 +1,35 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from latecomer.core.checks import Checks
-from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.data.federation import Examples, Federation, federate
 from latecomer.data.sources import load
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel, flat_model
+from latecomer.device.kernel import CompiledKernel, compiled_kernel
+from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, epoch_seconds, make_fleet, with_lateness
 from latecomer.fleet.late import choose_late, lateness
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
-from latecomer.study.config import Config, EvaluateConfig, GammaDelay, StopConfig, StrategyConfig
+from latecomer.study.config import (
+    Config,
+    EvaluateConfig,
+    GammaDelay,
+    StopConfig,
+    StrategyConfig,
+)
 
-
-@dataclass(frozen=True)
-class OneByOne:
-    """Trains each task on its own, when its result is asked for."""
-
-    clients: dict[int, Client]
-
-    def examples(self, task: Task) -> int:
-        return len(self.clients[task.device].y) * task.spec.local_epochs
-
-    def update(self, task: Task) -> Update:
-        return self.clients[task.device].perform(task)
+# Below this many local steps in a run, compiling the kernel takes longer than it saves.
+WORTH_COMPILING = 30_000
 
 
 class Experiment:
@@ -71,6 +68,7 @@ class Experiment:
         self.spec = TrainSpec(**config.training.model_dump())
         self.fleet = self._fleet(config)
         self.config = self._resolved(config, options)
+        self._choose_kernel()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -99,7 +97,7 @@ class Experiment:
     def server(self) -> Server:
         return Server(
             self.model.init(self.config.seed),
-            self.recipe.build(**self.config.strategy.options),
+            self.recipe.make(self.config.strategy.options),
             self.spec,
             Checks(self.config.server.norm_ratio),
             self.config.seed,
@@ -110,7 +108,7 @@ class Experiment:
         return VirtualEngine(
             server,
             self._one_machine() if self.recipe.pooled else self.fleet,
-            OneByOne(self.clients),
+            self._trainer(),
             self.clients,
             ServerCosts(costs.merge_seconds, costs.evaluate_seconds, costs.compensate_seconds),
         )
@@ -171,6 +169,45 @@ class Experiment:
                 "evaluate": EvaluateConfig(every=every),
             }
         )
+
+    def _choose_kernel(self) -> None:
+        """Fill in how local training is computed; never by timing, so that a run is repeatable."""
+        kernel, found = self.config.engine.kernel, compiled_kernel(self.model)
+        why = "as configured"
+        if kernel == "compiled" and isinstance(found, str):
+            raise BadInput(f"engine.kernel = 'compiled': {found}")
+        if kernel == "auto":
+            if isinstance(found, CompiledKernel) and self._planned_steps() >= WORTH_COMPILING:
+                kernel, why = "compiled", "a plain network and much to do"
+            elif len(self.clients) > 1:
+                kernel, why = "batched", found if isinstance(found, str) else "little to do"
+            else:
+                kernel, why = "plain", "a single device"
+        if kernel == "compiled" and isinstance(found, CompiledKernel):
+            self.model.kernel = found
+        self.kernel_choice = f"{kernel} ({why})"
+        chosen = self.config.engine.model_copy(update={"kernel": kernel})
+        self.config = self.config.model_copy(update={"engine": chosen})
+
+    def _planned_steps(self) -> float:
+        """Local training steps until the nearest bound, roughly."""
+        stop = self.config.stop
+        devices = len(self.clients)
+        sizes = [len(client.y) for client in self.clients.values()]
+        steps = self.spec.local_epochs * float(
+            np.mean([-(-n // self.spec.batch_size) for n in sizes])
+        )
+        bounds = [float(stop.updates), float(stop.epochs * devices)]
+        if stop.virtual_seconds and self.epoch_seconds:
+            bounds.append(stop.virtual_seconds / self.epoch_seconds * devices)
+        return steps * min(bound for bound in bounds if bound)
+
+    def _trainer(self) -> Trainer:
+        if self.config.engine.kernel != "batched":
+            return OneByOne(self.clients)
+        examples = max(len(client.y) for client in self.clients.values())
+        size = batch_size(self.model, examples, self.config.engine.memory_mb)
+        return Batched(self.clients, self.model, size)
 
     def _one_machine(self) -> Fleet:
         """Where pooled data are trained on: as fast as the fleet's median device, no network."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latecomer.core.messages import Note
+from latecomer.errors import BadInput
 
 
 class GrowingFile:
@@ -16,6 +17,8 @@ class GrowingFile:
     def __init__(self, path: Path, keep: int = 0) -> None:
         """Keep the first `keep` bytes of what is there, and go on from them."""
         path.touch()
+        if path.stat().st_size < keep:
+            raise BadInput(f"{path}: the checkpoint knows {keep} bytes of it, and some are gone")
         os.truncate(path, keep)
         self._file = path.open("a", encoding="utf-8", newline="")
 

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from latecomer.core.messages import Note
@@ -22,6 +24,10 @@ from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.metrics import Scores
+from latecomer.study.results import read_json
+
+# Tasks per device without one usable update, after which a run gives up.
+STUCK = 50
 
 SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
 
@@ -46,11 +52,13 @@ class Silent:
 
 def new_folder(path: Path) -> Path:
     """Create the folder of a run; what exists already is never touched."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise BadInput(f"{path}: exists already; choose another --out, or --resume it")
     try:
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise BadInput(f"{path}: exists already; choose another --out, or --resume it")
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.toml").touch()
+        probe = path / "probe.new"
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from error
     return path
@@ -65,8 +73,9 @@ def start_run(
     """Run from the beginning in a new folder; returns the summary."""
     experiment = Experiment(config, strategy)
     new_folder(folder)
-    write_atomically(folder / "config.toml", experiment.config.to_toml())
-    return _Run(experiment, folder, progress or Silent()).to_the_end()
+    with _disk_troubles_told(folder):
+        write_atomically(folder / "config.toml", experiment.config.to_toml())
+        return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
 def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -75,9 +84,21 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
         raise BadInput(f"{folder}: no run to resume here (it has no config.toml)")
     summary = folder / "summary.json"
     if summary.is_file():
-        return dict(json.loads(summary.read_text(encoding="utf-8")))
+        return read_json(summary)
     experiment = Experiment(load_config(folder / "config.toml"))
-    return _Run(experiment, folder, progress or Silent()).to_the_end()
+    with _disk_troubles_told(folder):
+        return _Run(experiment, folder, progress or Silent()).to_the_end()
+
+
+@contextmanager
+def _disk_troubles_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunFailed(
+            f"{folder}: {reason}; when that is mended, `latecomer run --resume {folder}`"
+        ) from error
 
 
 class _Run:
@@ -101,12 +122,25 @@ class _Run:
         self.last: Scores | None = None
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
-        self.table = Table(folder / "metrics.csv", self._columns(), keep["metrics"])
+        try:
+            self.table = Table(folder / "metrics.csv", self._columns(), keep["metrics"])
+        except (BadInput, OSError):
+            self.events.file.close()
+            raise
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
+        self.moved_at = (self.server.accepted, self.server.tasks_given)
+        self.last_loss = ""
         self.begun = time.monotonic()
         self.interrupted = False
 
     def to_the_end(self) -> dict[str, Any]:
+        try:
+            return self._drive()
+        finally:
+            # However it ends: what a forgotten file still holds must not reach a resumed run.
+            self._close()
+
+    def _drive(self) -> dict[str, Any]:
         self.progress.started(self.experiment, self.folder)
         self.begun = time.monotonic()
         if self.evaluated_at < 0:
@@ -114,8 +148,6 @@ class _Run:
         try:
             with _Signals(self):
                 reason = self.engine.run(self.bounds, self._after_step)
-        except OSError as error:
-            raise RunFailed(f"{self.folder}: {error.strerror}; --resume it when mended") from error
         finally:
             self.progress.finished()
         if reason == "interrupted":
@@ -135,8 +167,20 @@ class _Run:
             self.engine.charge_evaluation()
         if self._checkpoint_is_due():
             self._save()
+        self._check_that_it_moves()
         self.progress.advanced(self._share(), self.server.accepted, self.engine.now)
         return not self.interrupted
+
+    def _check_that_it_moves(self) -> None:
+        """A run whose updates are all lost or refused would go on for ever."""
+        accepted, given = self.server.accepted, self.server.tasks_given
+        if accepted != self.moved_at[0]:
+            self.moved_at = (accepted, given)
+        elif given - self.moved_at[1] > STUCK * len(self.experiment.clients):
+            raise RunFailed(
+                f"{self.folder}: none of the last {given - self.moved_at[1]} tasks gave an update"
+                f" that could be used; the last one: {self.last_loss}"
+            )
 
     def _share(self) -> float:
         """How far the run is on its way to the nearest bound."""
@@ -164,6 +208,7 @@ class _Run:
 
     def _log(self, moment: float, note: Note) -> None:
         self.events.write(moment, note)
+        self.last_loss = note.fields.get("reason", self.last_loss)
         staleness = note.fields.get("staleness")
         if note.kind == "arrival" and staleness is not None:
             self.staleness["count"] += 1
@@ -195,8 +240,20 @@ class _Run:
         state = self.checkpoints.load()
         if state is None:
             return {"events": 0, "metrics": 0}
+        try:
+            return self._take_up(state)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(
+                f"{self.checkpoints.folder}: the checkpoint does not fit the run: {error}"
+            ) from error
+
+    def _take_up(self, state: Mapping[str, Any]) -> dict[str, int]:
         self.server.restore(state["server"])
         self.engine.restore(state["engine"])
+        size = self.experiment.model.layout.size
+        for lineage in self.server.store.lineages:
+            if (found := self.server.store.head_params(lineage).numel()) != size:
+                raise ValueError(f"a model of {found} parameters, by config.toml it has {size}")
         self.evaluated_at, self.wall_before = state["evaluated_at"], state["wall"]
         self.staleness = dict(state["staleness"])
         return dict(state["files"])
@@ -216,11 +273,14 @@ class _Run:
         wall = self._wall()
         self._write_models()
         summary = self._summary(reason, wall)
-        self.events.file.close()
-        self.table.file.close()
+        self._close()
         # Last, because its presence says that the run is complete.
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+    def _close(self) -> None:
+        self.events.file.close()
+        self.table.file.close()
 
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
         found = self.last or self.evaluator.central(self.server)

@@ -1,0 +1,62 @@
+"""The fast kernel under `local_update`: when it applies, and how it is called."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from latecomer.core.messages import TrainSpec
+from latecomer.device.program import Program, program_of
+
+if TYPE_CHECKING:
+    from latecomer.device.flat import FlatModel
+    from latecomer.device.training import Plan
+
+
+class CompiledKernel:
+    """Local SGD on a plain network, compiled with numba (the extra `fast`)."""
+
+    def __init__(self, program: Program) -> None:
+        # numba multiplies matrices with the BLAS that scipy brings. Ours are small: more than one
+        # thread only costs. The limit takes effect on libraries that are loaded already.
+        import_module("scipy.linalg.cython_blas")
+        threadpool_limits(1, "blas")
+        self.program = program
+
+    def covers(self, spec: TrainSpec) -> bool:
+        clips = spec.clip == 0 or self.program.only_linear
+        return spec.optimizer == "sgd" and not spec.last_layer_only and clips
+
+    def train(self, params: Tensor, x: Tensor, y: Tensor, spec: TrainSpec, plan: "Plan") -> Tensor:
+        """What `local_update` computes, to rounding."""
+        from latecomer.device.compiled import train
+
+        whole = params.detach().clone()
+        train(
+            self.program.table,
+            self.program.inputs,
+            whole.numpy(),
+            x.detach().reshape(len(x), -1).contiguous().numpy(),
+            y.numpy(),
+            plan.order.numpy(),
+            np.count_nonzero(plan.mask.numpy(), axis=1),
+            spec.lr * spec.lr_scale,
+            spec.momentum,
+            spec.weight_decay,
+            spec.prox,
+            spec.clip,
+        )
+        return whole
+
+
+def compiled_kernel(model: "FlatModel") -> CompiledKernel | str:
+    """The kernel for this model, or the reason why there is none."""
+    program = program_of(model.module, model.layout, model.input_shape)
+    if program is None:
+        return "the network has layers that the compiled kernel does not know"
+    if find_spec("numba") is None:
+        return "numba is not installed (pip install 'latecomer[fast]')"
+    return CompiledKernel(program)

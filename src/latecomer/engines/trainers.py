@@ -1,0 +1,158 @@
+"""Who computes what a device would send back: one task at a time, or many at once.
+
+In virtual time a result is needed only when it arrives. At the first moment one is needed, all
+tasks under way can be trained together, each from its own start and on its own data.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.device.client import Client
+from latecomer.device.flat import FlatModel
+from latecomer.device.training import Plan, local_update
+
+
+class Trainer(Protocol):
+    """Computes what devices send back."""
+
+    def examples(self, task: Task) -> int:
+        """How many examples the device passes through in this task."""
+
+    def expect(self, task: Task, arrives: float) -> None:
+        """The result of this task will be asked for at that time."""
+
+    def update(self, task: Task) -> Update:
+        """What the device sends."""
+
+    def forget(self, task_id: int) -> None:
+        """The result of this task will not be asked for."""
+
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Trains each task on its own, when its result is asked for."""
+
+    clients: Mapping[int, Client]
+
+    def examples(self, task: Task) -> int:
+        return len(self.clients[task.device].y) * task.spec.local_epochs
+
+    def expect(self, task: Task, arrives: float) -> None:
+        """Nothing to prepare."""
+
+    def update(self, task: Task) -> Update:
+        return self.clients[task.device].perform(task)
+
+    def forget(self, task_id: int) -> None:
+        """Nothing was prepared."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing was kept."""
+
+
+class Batched:
+    """Trains the task that is asked for together with those that will be asked for next.
+
+    Only tasks of the same training program go together. Results that are not asked for yet are
+    part of the state: sums in a batch are rounded differently than alone, and a resumed run must
+    find the numbers that the uninterrupted one would have.
+    """
+
+    def __init__(self, clients: Mapping[int, Client], model: FlatModel, size: int) -> None:
+        self.clients, self.model, self.size = clients, model, size
+        self._waiting: dict[TrainSpec, dict[int, tuple[float, Task]]] = {}
+        self._ready: dict[int, Update] = {}
+
+    def examples(self, task: Task) -> int:
+        return len(self.clients[task.device].y) * task.spec.local_epochs
+
+    def expect(self, task: Task, arrives: float) -> None:
+        if task.id not in self._ready:
+            self._waiting.setdefault(task.spec, {})[task.id] = (arrives, task)
+
+    def update(self, task: Task) -> Update:
+        if task.id not in self._ready:
+            self._train(task)
+        return self._ready.pop(task.id)
+
+    def forget(self, task_id: int) -> None:
+        self._ready.pop(task_id, None)
+        for waiting in self._waiting.values():
+            waiting.pop(task_id, None)
+
+    def _train(self, task: Task) -> None:
+        waiting = self._waiting[task.spec]
+        del waiting[task.id]
+        # By arrival, then by id, which no two tasks share: never compares two tasks.
+        soonest = nsmallest(
+            self.size - 1, ((time, other.id, other) for time, other in waiting.values())
+        )
+        tasks = [task, *(other for _, _, other in soonest)]
+        for _, number, _ in soonest:
+            del waiting[number]
+        for each, update in zip(tasks, self._together(tasks), strict=True):
+            self._ready[each.id] = update
+
+    def _together(self, tasks: Sequence[Task]) -> list[Update]:
+        clients = [self.clients[task.device] for task in tasks]
+        plans = [client.plan(task) for client, task in zip(clients, tasks, strict=True)]
+        spec = tasks[0].spec
+        plan, ragged = stack_plans(plans)
+
+        def train(params: Tensor, x: Tensor, y: Tensor, order: Tensor, mask: Tensor) -> Tensor:
+            return local_update(
+                self.model, params, x, y, spec, Plan(order, mask), functional=True, ragged=ragged
+            )
+
+        start = torch.stack([task.params for task in tasks])
+        with torch.no_grad():
+            trained = torch.func.vmap(train)(
+                start, _stack([c.x for c in clients]), _stack([c.y for c in clients]), *plan
+            )
+        deltas = trained.sub_(start)
+        return [
+            client.answer(task, delta.clone())
+            for client, task, delta in zip(clients, tasks, deltas, strict=True)
+        ]
+
+    def state(self) -> dict[str, Any]:
+        return {"ready": dict(self._ready)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._ready = dict(state["ready"])
+
+
+def batch_size(model: FlatModel, examples: int, memory_mb: float) -> int:
+    """How many tasks fit: parameters, their gradient, momentum and copies, and the data."""
+    floats = 8 * model.layout.size + 4 * examples * int(torch.tensor(model.input_shape).prod())
+    return max(1, min(32, int(memory_mb * 2**20 // (4 * floats))))
+
+
+def stack_plans(plans: Sequence[Plan]) -> tuple[Plan, bool]:
+    """One plan for all, padded with masked places; and whether some steps are empty for some."""
+    steps = max(len(plan.order) for plan in plans)
+    width = max(plan.order.shape[1] for plan in plans)
+    order = torch.zeros(len(plans), steps, width, dtype=torch.int64)
+    mask = torch.zeros(len(plans), steps, width)
+    for i, plan in enumerate(plans):
+        own_steps, own_width = plan.order.shape
+        order[i, :own_steps, :own_width] = plan.order
+        mask[i, :own_steps, :own_width] = plan.mask
+    return Plan(order, mask), any(len(plan.order) < steps for plan in plans)
+
+
+def _stack(parts: Sequence[Tensor]) -> Tensor:
+    """One tensor of all, shorter ones filled up with zeros that no plan points to."""
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

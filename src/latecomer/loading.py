@@ -1,0 +1,38 @@
+"""A user's own code, named in a config as `module:callable`."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from latecomer.errors import BadInput
+
+
+def load_callable(name: str, what: str) -> Callable[..., Any]:
+    """Import what `name` says; modules in the current directory are found too."""
+    place, _, attribute = name.partition(":")
+    if not place or not attribute:
+        raise BadInput(f"{what} '{name}': write your own as module:callable, e.g. mine:make")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(place)
+    except Exception as error:
+        raise BadInput(
+            f"{what} '{name}': cannot import '{place}' (looked in {here} and the installed "
+            f"packages): {first_line(error)}"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        problem = "has no" if found is None else "has a non-callable"
+        raise BadInput(f"{what} '{name}': module '{place}' {problem} '{attribute}'")
+    return found  # type: ignore[no-any-return]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, for a message of one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

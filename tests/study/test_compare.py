@@ -1,0 +1,208 @@
+"""Comparisons: every strategy and seed once, in the same scenario."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from latecomer.errors import BadInput
+from latecomer.study.compare import cell_text, cells, compare, seconds_to, spread
+from latecomer.study.config import Tree, merged
+from latecomer.study.report import write_report
+from latecomer.study.results import Comparison, flatten, load
+
+STRATEGIES, SEEDS = ["fedavg", "slow-async"], [3, 1]
+
+
+@pytest.fixture(scope="module")
+def tree(tiny_tree: Tree) -> Tree:
+    """fedavg as it is, and fedasync under another name with its own values."""
+    slow = {"strategy": {"name": "fedasync", "alpha": 0.2}, "training": {"lr": 0.05}}
+    changes = {
+        "strategy": {"name": "fedbuff", "size": 3},
+        "stop": {"updates": 30},
+        "fleet": {"late": {"classes": [5], "devices": 2, "delay": 2}},
+        "compare": {"slow-async": slow},
+    }
+    return merged(tiny_tree, changes)
+
+
+@pytest.fixture(scope="module")
+def done(tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare") / "both"
+    compare(tree, STRATEGIES, SEEDS, folder)
+    write_report(folder)
+    return folder
+
+
+def summary(folder: Path, strategy: str, seed: int) -> dict[str, Any]:
+    return dict(json.loads((folder / f"{strategy}-seed{seed}" / "summary.json").read_text()))
+
+
+def test_one_row_for_each_strategy_and_seed(done: Path) -> None:
+    table = pd.read_csv(done / "compare.csv")
+    assert list(table.columns[:2]) == ["strategy", "seed"]
+    pairs = list(zip(table["strategy"], table["seed"], strict=True))
+    assert pairs == [("fedavg", 3), ("fedavg", 1), ("slow-async", 3), ("slow-async", 1)]
+
+
+def test_a_row_has_every_scalar_of_its_summary(done: Path) -> None:
+    table = pd.read_csv(done / "compare.csv").set_index(["strategy", "seed"])
+    nested = {"bytes_up", "staleness_mean", "client_accuracy_late_mean", "f1_0", "model_hash"}
+    assert nested <= set(table.columns)
+    for strategy in STRATEGIES:
+        for seed in SEEDS:
+            row = table.loc[(strategy, seed)]
+            for key, value in flatten(summary(done, strategy, seed)).items():
+                if key in ("strategy", "seed"):
+                    continue
+                if value is None:
+                    assert pd.isna(row[key]), key
+                else:
+                    assert row[key] == (value if isinstance(value, str) else pytest.approx(value))
+
+
+def test_compare_json_finds_the_runs(done: Path) -> None:
+    document = json.loads((done / "compare.json").read_text())
+    assert [run["folder"] for run in document["runs"]] == [
+        "fedavg-seed3",
+        "fedavg-seed1",
+        "slow-async-seed3",
+        "slow-async-seed1",
+    ]
+    assert all((done / run["folder"] / "metrics.csv").is_file() for run in document["runs"])
+    table = pd.read_csv(done / "compare.csv")
+    for strategy in STRATEGIES:
+        values = table.loc[table["strategy"] == strategy, "accuracy"]
+        found = document["table"][strategy]
+        assert found["accuracy_mean"] == pytest.approx(values.mean())
+        assert found["accuracy_std"] == pytest.approx(values.std())
+        assert found["seeds"] == 2
+    found = load(done)
+    assert isinstance(found, Comparison)
+    assert found.runs["slow-async", 1].summary["seed"] == 1
+
+
+def test_the_scenario_is_the_same_for_all(done: Path) -> None:
+    """The same data, fleet and late devices; another seed gives others."""
+    late = {(s, seed): summary(done, s, seed)["late_devices"] for s in STRATEGIES for seed in SEEDS}
+    for seed in SEEDS:
+        assert late["fedavg", seed] == late["slow-async", seed]
+        first = [
+            pd.read_csv(done / f"{s}-seed{seed}" / "metrics.csv").iloc[0].drop("wall_seconds")
+            for s in STRATEGIES
+        ]
+        pd.testing.assert_series_equal(*first)
+    assert late["fedavg", 1] != late["fedavg", 3]
+
+
+def test_a_label_has_its_own_values(done: Path) -> None:
+    text = (done / "slow-async-seed1" / "config.toml").read_text()
+    assert 'name = "fedasync"' in text
+    assert "alpha = 0.2\n" in text
+    assert "lr = 0.05\n" in text
+    assert summary(done, "slow-async", 1)["strategy"] == "fedasync"
+    other = (done / "fedavg-seed1" / "config.toml").read_text()
+    assert "lr = 0.1\n" in other
+    assert "slow-async" not in other
+
+
+def options(tree: Mapping[str, Any], label: str) -> dict[str, Any]:
+    (cell,) = cells(tree, [label], [1])
+    return dict(cell.config().strategy.options)
+
+
+def test_options_reach_only_the_strategy_they_name(tree: Tree) -> None:
+    assert options(tree, "fedbuff") == {"size": 3}
+    assert options(tree, "fedavg") == {}
+    assert options(tree, "slow-async") == {"alpha": 0.2}
+    variant = merged(tree, {"compare": {"big": {"strategy": {"name": "fedbuff", "p": 1.0}}}})
+    assert options(variant, "big") == {"size": 3, "p": 1.0}
+
+
+def test_the_seed_of_the_config_gives_way(tree: Tree) -> None:
+    assert [cell.config().seed for cell in cells(tree, ["fedavg"], [7, 8])] == [7, 8]
+
+
+def test_side_by_side_is_the_same(done: Path, tree: Tree, tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    compare(
+        tree,
+        STRATEGIES,
+        SEEDS,
+        tmp_path / "both",
+        jobs=2,
+        told=lambda cell, _: told.append((cell.strategy, cell.seed)),
+    )
+    hashes = [
+        pd.read_csv(folder / "compare.csv")[["strategy", "seed", "model_hash"]]
+        for folder in (done, tmp_path / "both")
+    ]
+    pd.testing.assert_frame_equal(*hashes)
+    assert hashes[0]["model_hash"].nunique() == 4
+    assert sorted(told) == sorted((s, seed) for s in STRATEGIES for seed in SEEDS)
+
+
+def test_nothing_is_run_if_one_of_them_is_wrong(tree: Tree, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="fedasyn"):
+        compare(tree, ["fedavg", "fedasyn"], [1], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+RESOURCE = re.compile(r"<[^>]*\b(?:src|href)\s*=\s*[\"']?(?:https?:)?//", re.IGNORECASE)
+
+
+def test_the_report_loads_nothing(done: Path) -> None:
+    page = (done / "report.html").read_text(encoding="utf-8")
+    # The chart library lies inside the page; its own strings are no part of the document.
+    document = re.sub(r"<script\b.*?</script>", "<script>", page, flags=re.DOTALL)
+    assert "<script>" in document
+    assert not RESOURCE.search(document)
+    assert "@import" not in document
+    opened = re.findall(r"<script\b[^>]*>", page)
+    assert opened
+    assert not any("src" in tag for tag in opened)
+    for strategy in STRATEGIES:
+        assert f"<td>{strategy}</td>" in page
+
+
+def test_seconds_to_a_target(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("virtual_seconds,accuracy\n0,0.1\n10,0.8\n20,0.7\n30,0.9\n")
+    assert seconds_to(path, 0.8) == 10
+    assert seconds_to(path, 0.85) == 30
+    assert seconds_to(path, 0.95) is None
+
+
+def test_spread_has_no_mean_where_a_seed_has_no_value() -> None:
+    table = pd.DataFrame(
+        {
+            "strategy": ["b", "b", "a", "a"],
+            "accuracy": [0.5, 0.7, 0.1, 0.1],
+            "seconds_to_target": [10.0, None, 4.0, 6.0],
+        }
+    )
+    found = spread(table)
+    assert list(found.index) == ["b", "a"]
+    assert found.loc["b", "accuracy_mean"] == pytest.approx(0.6)
+    assert found.loc["b", "accuracy_std"] == pytest.approx(0.02**0.5)
+    assert pd.isna(found.loc["b", "seconds_to_target_mean"])
+    assert found.loc["a", "seconds_to_target_mean"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (0.12345, 0.01, "0.123 ± 0.010"),
+        (0.5, float("nan"), "0.500"),
+        (12.34, 1.0, "12.3 ± 1.0"),
+        (12345.6, 7.0, "12,346 ± 7"),
+        (float("nan"), float("nan"), "-"),
+    ],
+)
+def test_cells_have_digits_that_make_sense(mean: float, std: float, text: str) -> None:
+    assert cell_text(mean, std) == text
