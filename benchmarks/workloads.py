@@ -38,9 +38,7 @@ class Workload:
 
 
 SGD = {"lr": 0.01, "momentum": 0.9}
-W1 = Workload(
-    "W1", "mlp", (561,), 6, (64, 16), 80, TrainSpec(local_epochs=2, batch_size=32, **SGD)
-)
+W1 = Workload("W1", "mlp", (561,), 6, (64, 16), 80, TrainSpec(local_epochs=2, batch_size=32, **SGD))
 W2 = Workload(
     "W2", "lenet", (1, 28, 28), 10, (), 100, TrainSpec(local_epochs=1, batch_size=20, **SGD)
 )

@@ -19,7 +19,9 @@ def main() -> None:
             for w, wk in zip(server.parameters(), local.parameters(), strict=True):
                 w.lerp_(wk, ALPHA)
         meter.add()
-    note = f"plain loop, no simulator; shuffled tensor batches; accuracy {accuracy(server, data):.2f}"
+    note = (
+        f"plain loop, no simulator; shuffled tensor batches; accuracy {accuracy(server, data):.2f}"
+    )
     meter.report("eager loop", torch.__version__, note)
 
 

@@ -33,7 +33,7 @@ install_flgo() {
 install_appfl() {
     venv appfl &&
         "$root/appfl/bin/pip" install -q torch==2.13.0 omegaconf opacus wandb scikit-learn \
-            matplotlib pandas seaborn colorama requests &&
+            matplotlib pandas seaborn colorama lz4 &&
         "$root/appfl/bin/pip" install -q --no-deps appfl==1.12.0
 }
 

@@ -80,7 +80,9 @@ def main() -> None:
         callbacks=[Count(meter)],
         send_metrics_to_platform=False,
     )
-    meter.report("pfl", version("pfl"), NOTE + f"evaluation off; accuracy {accuracy(net, data):.2f}")
+    meter.report(
+        "pfl", version("pfl"), NOTE + f"evaluation off; accuracy {accuracy(net, data):.2f}"
+    )
 
 
 if __name__ == "__main__":

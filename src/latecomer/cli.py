@@ -38,6 +38,9 @@ def run(
         Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
     ] = None,
     quiet: Quiet = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also tell how the run is computed.")
+    ] = False,
 ) -> None:
     """Run one experiment."""
     if resume is not None and (config or settings or out):
@@ -49,7 +52,7 @@ def run(
     from latecomer.study.terminal import progress_for, summary_table
 
     console = Console()
-    progress = Silent() if quiet else progress_for(console)
+    progress = Silent() if quiet else progress_for(console, verbose)
     if resume is not None:
         folder = resume
         summary = resume_run(folder, progress)
@@ -103,7 +106,8 @@ def compare(
     if quiet:
         typer.echo(folder)
         return
-    console.print(comparison_table(table), soft_wrap=True)
+    # A narrow terminal breaks the lines; cutting the numbers off would be worse.
+    Console(width=max(console.width, 140)).print(comparison_table(table))
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 
@@ -131,9 +135,13 @@ def check(
     config: Annotated[Path, typer.Argument(help="A TOML config.")], settings: Settings = None
 ) -> None:
     """Check a config and its data, print it with all defaults filled in; run nothing."""
+    from latecomer.study.compare import cells
     from latecomer.study.experiment import Experiment
 
-    experiment = Experiment(_config(config, settings))
+    parsed = _config(config, settings)
+    experiment = Experiment(parsed)
+    for cell in cells(parsed.model_dump(mode="json"), list(parsed.compare), [parsed.seed]):
+        Experiment(cell.config())
     for note in experiment.notes:
         typer.echo(f"# note: {note}")
     typer.echo(experiment.config.to_toml(), nl=False)

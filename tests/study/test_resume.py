@@ -287,11 +287,11 @@ lr = 0.1
 [strategy]
 name = "fedbuff"
 [stop]
-updates = 800
+updates = 500
 [evaluate]
-every = 50
+every = 25
 [checkpoint]
-every = 50
+every = 25
 """
 
 
@@ -339,8 +339,8 @@ def test_sigkill_again_and_again(scenario: Path) -> None:
     begun = (cut / "metrics.csv").is_file
     code, _ = stop_when(scenario, begun, signal.SIGKILL, "config.toml", "--out", "killed")
     assert code == -signal.SIGKILL
-    assert saved_updates(cut) < 300
-    for updates in (300, 500):
+    assert saved_updates(cut) < 150
+    for updates in (150, 300):
         code, _ = stop_when(
             scenario,
             lambda updates=updates: saved_updates(cut) >= updates,
@@ -360,7 +360,7 @@ def test_sigkill_in_mid_run(scenario: Path) -> None:
     cut = scenario / "killed-once"
     code, _ = stop_when(
         scenario,
-        lambda: saved_updates(cut) >= 400,
+        lambda: saved_updates(cut) >= 200,
         signal.SIGKILL,
         "config.toml",
         "--out",

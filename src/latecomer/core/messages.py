@@ -72,6 +72,12 @@ class Contribution:
         """The same contribution made fresh: as if trained from `base`, staleness 0."""
         return replace(self, base=base, delta=delta, staleness=0)
 
+    def weighed(self, weight: float) -> "Contribution":
+        # On every update's way: spelled out, it takes a quarter of the time of `replace`.
+        return Contribution(
+            self.task, self.update, self.base, self.delta, self.lineage, self.staleness, weight
+        )
+
 
 # Events: what the engine tells the server.
 

@@ -1,13 +1,15 @@
 """Models as one flat float32 vector with a layout: names, shapes and offsets."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor, nn
+
+CHUNK = 1 << 20  # 4 MB: measured, see benchmarks/aggregation.py
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class Layout:
             name: piece.view(shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
+
+
+def chunks(size: int) -> Iterator[slice]:
+    """Pieces of a vector that stay in the cache while several operations pass over them."""
+    for start in range(0, size, CHUNK):
+        yield slice(start, min(start + CHUNK, size))
 
 
 def digest(vectors: Iterable[Tensor]) -> str:

@@ -111,11 +111,14 @@ class Server:
             fields = {"device": device, "task": task.id, "sent": task.version, "skipped": True}
             out.append(Note("arrival", fields))
             return
-        contribution = Contribution(task, update, task.params, update.delta, task.lineage, 0)
+        sent_from = self.store.resolve(task.lineage)
+        staleness = self.store.staleness(task.version, sent_from)
+        contribution = Contribution(task, update, task.params, update.delta, sent_from, staleness)
         lineage = self.strategy.route(contribution, self)
         self._homes[device] = lineage
-        staleness = self.store.staleness(task.version, lineage)
-        contribution = replace(contribution, lineage=lineage, staleness=staleness)
+        if lineage != sent_from:
+            staleness = self.store.staleness(task.version, lineage)
+            contribution = replace(contribution, lineage=lineage, staleness=staleness)
         compensated = self.strategy.compensate(contribution, self)
         if isinstance(compensated, Later):
             out.append(_line("arrival", contribution, self, staleness=staleness))
@@ -139,7 +142,7 @@ class Server:
     ) -> None:
         """Weigh -> merge -> commit."""
         weight = float(self.strategy.weigh(contribution, self))
-        contribution = replace(contribution, weight=weight)
+        contribution = contribution.weighed(weight)
         out.append(_line(kind, contribution, self, staleness=staleness, weight=weight))
         result = self.strategy.merge.add(contribution, self)
         if isinstance(result, Drop):

@@ -17,6 +17,7 @@ from latecomer.core.messages import (
     Task,
     TrainSpec,
 )
+from latecomer.core.params import CHUNK, chunks
 from latecomer.core.pool import Pool
 from latecomer.core.store import ModelStore
 
@@ -113,7 +114,7 @@ class FollowsLineages(Protocol):
 
 def stay_home(contribution: Contribution, view: ServerView) -> str:
     """Route: the lineage the device was sent a model of, or what has absorbed it."""
-    return view.store.resolve(contribution.task.lineage)
+    return contribution.lineage
 
 
 def as_it_is(contribution: Contribution, view: ServerView) -> Contribution:
@@ -133,12 +134,19 @@ def same_spec(spec: TrainSpec) -> TrainSpec:
 
 def mixed(head: Tensor, contribution: Contribution, weight: float) -> Tensor:
     """(1 - weight) * head + weight * trained, on the coordinates the device trained."""
-    trained = contribution.base + contribution.delta
     submodel = contribution.task.submodel
-    if submodel is None:
-        return torch.lerp(head, trained, weight)
-    result = head.clone()
-    result[submodel.index] = torch.lerp(submodel.take(head), trained, weight)
+    if submodel is not None:
+        result = head.clone()
+        trained = contribution.base + contribution.delta
+        result[submodel.index] = torch.lerp(submodel.take(head), trained, weight)
+        return result
+    if head.numel() <= CHUNK:
+        return torch.lerp(head, contribution.base + contribution.delta, weight)
+    result = torch.empty_like(head)
+    for part in chunks(head.numel()):
+        out = result[part]
+        torch.add(contribution.base[part], contribution.delta[part], out=out)
+        torch.lerp(head[part], out, weight, out=out)
     return result
 
 

@@ -271,9 +271,9 @@ def _notes(
     if len(shares) != devices:
         yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
     if empty := [device for device, share in enumerate(shares) if not len(share)]:
-        yield f"{_count(empty)} no data and get no task: {_listed(empty)}"
+        yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:
-        yield f"{_count(held_out)} the central test set and get no task: {_listed(held_out)}"
+        yield f"{_count(held_out)} the central test set, hence no task: {_listed(held_out)}"
     if missing := int(np.isnan(dataset.x).sum()):
         yield f"{missing} missing values ({missing / dataset.x.size:.2%}) are set to the mean"
     present = set(central.y.tolist())

@@ -50,7 +50,7 @@ class Fleet:
 
     def has_windows(self, device: int) -> bool:
         """Whether the device is ever out of reach."""
-        return self.closes(device, 0.0) < inf
+        return bool(self.devices[device].windows) and self.closes(device, 0.0) < inf
 
     def first_open(self, device: int, t: float) -> float:
         """The first moment at or after t at which the device is reachable."""

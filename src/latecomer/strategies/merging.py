@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, Due
+from latecomer.core.params import chunks
 from latecomer.core.strategy import Commit, Drop, ServerView
 
 
@@ -21,11 +22,16 @@ def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step:
     nobody trained keeps its value bit for bit.
     """
     if all(c.task.submodel is None for c in contributions):
-        total = torch.zeros_like(head)
-        for c in contributions:
-            total.add_(c.delta, alpha=c.weight)
         share = math.fsum(c.weight for c in contributions) if mean else len(contributions)
-        return torch.add(head, total, alpha=step / share) if share else head.clone()
+        if not share:
+            return head.clone()
+        result = torch.empty_like(head)
+        for part in chunks(head.numel()):
+            total = result[part].zero_()
+            for c in contributions:
+                total.add_(c.delta[part], alpha=c.weight)
+            torch.add(head[part], total, alpha=step / share, out=total)
+        return result
     total, share_of = torch.zeros_like(head), torch.zeros_like(head)
     for c in contributions:
         index = slice(None) if c.task.submodel is None else c.task.submodel.index

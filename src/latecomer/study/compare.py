@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -43,7 +44,7 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        return f"{self.strategy.replace(':', '.')}-seed{self.seed}"
+        return f"{re.sub(r'[^A-Za-z0-9._-]', '.', self.strategy)}-seed{self.seed}"
 
     def config(self) -> Config:
         return parse(self.tree, f"strategy {self.strategy}")

@@ -1,7 +1,7 @@
 """Evaluation: the model that each device would use, on central and on the devices' own data."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
 
 BATCH = 4096
+MODELS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Evaluator:
         test, classes = self.experiment.federation.test, self.experiment.federation.num_classes
         members = Counter(server.home(device) for device in self._users)
         counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
-        for lineage, share in members.items():
-            logits = self._logits(server.store.head_params(lineage), test.x)
+        models = [server.store.head_params(lineage) for lineage in members]
+        for logits, share in zip(self._each(models, test.x), members.values(), strict=True):
             counts += share * confusion(test.y, logits.argmax(1), classes)
             loss += share * F.cross_entropy(logits, test.y).item()
         return scores(counts, loss / members.total(), self.experiment.config.fleet.late.classes)
@@ -65,6 +66,17 @@ class Evaluator:
         return ClientAccuracy(
             _mean(found.values()), min(found.values(), default=None), _mean(late), found
         )
+
+    def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
+        """The output of every model on the same data, several models at a time."""
+        if len(models) == 1:
+            yield self._logits(models[0], x)
+            return
+        several = torch.func.vmap(self.experiment.model.logits, in_dims=(0, None))
+        for start in range(0, len(models), MODELS_AT_ONCE):
+            stacked = torch.stack(list(models[start : start + MODELS_AT_ONCE]))
+            outputs = [several(stacked, batch) for batch in torch.split(x, BATCH // MODELS_AT_ONCE)]
+            yield from torch.cat(outputs, dim=1)
 
     def _logits(self, params: Tensor, x: Tensor) -> Tensor:
         batches = torch.split(x, BATCH)

@@ -68,6 +68,7 @@ class Experiment:
         self.spec = TrainSpec(**config.training.model_dump())
         self.fleet = self._fleet(config)
         self.config = self._resolved(config, options)
+        self._check_that_time_passes()
         self._choose_kernel()
 
     @property
@@ -169,6 +170,14 @@ class Experiment:
                 "evaluate": EvaluateConfig(every=every),
             }
         )
+
+    def _check_that_time_passes(self) -> None:
+        stop = self.config.stop
+        if not (self.epoch_seconds or stop.updates or self.recipe.pooled):
+            raise BadInput(
+                "fleet: a task takes no time at all, so stop.virtual_seconds is never reached;"
+                " give fleet.seconds_per_task or stop.updates"
+            )
 
     def _choose_kernel(self) -> None:
         """Fill in how local training is computed; never by timing, so that a run is repeatable."""

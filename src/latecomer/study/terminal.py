@@ -24,7 +24,7 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def headline(experiment: Experiment) -> list[str]:
+def headline(experiment: Experiment, verbose: bool) -> list[str]:
     """What is about to run, and what was odd in setting it up."""
     config, fleet = experiment.config, experiment.fleet
     late = f", {len(fleet.late)} late" if fleet.late else ""
@@ -33,6 +33,7 @@ def headline(experiment: Experiment) -> list[str]:
         f"{config.strategy.name} on {config.data.source} ({config.data.partition}),"
         f" {working} devices ({config.fleet.profile}{late}),"
         f" {config.model.name} with {experiment.model.layout.size:,} parameters",
+        *([f"kernel: {experiment.kernel_choice}"] if verbose else []),
         *(f"note: {note}" for note in experiment.notes),
     ]
 
@@ -40,12 +41,12 @@ def headline(experiment: Experiment) -> list[str]:
 class Lines:
     """For logs and pipes: a line now and then."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, verbose: bool = False) -> None:
+        self.console, self.verbose = console, verbose
         self._said = 0.0
 
     def started(self, experiment: Experiment, folder: Path) -> None:
-        for line in headline(experiment):
+        for line in headline(experiment, self.verbose):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
@@ -66,8 +67,8 @@ class Lines:
 class Bar:
     """For a terminal: one line that moves."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, verbose: bool = False) -> None:
+        self.console, self.verbose = console, verbose
         self._bar = Progress(
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
@@ -81,7 +82,7 @@ class Bar:
         self._drawn = 0.0
 
     def started(self, experiment: Experiment, folder: Path) -> None:
-        Lines(self.console).started(experiment, folder)
+        Lines(self.console, self.verbose).started(experiment, folder)
         self._bar.start()
 
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None:
@@ -98,8 +99,8 @@ class Bar:
         self._bar.stop()
 
 
-def progress_for(console: Console) -> Lines | Bar:
-    return Bar(console) if console.is_terminal else Lines(console)
+def progress_for(console: Console, verbose: bool) -> Lines | Bar:
+    return Bar(console, verbose) if console.is_terminal else Lines(console, verbose)
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
