@@ -10,13 +10,13 @@ from importlib.metadata import version
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-import w1  # noqa: E402  (sets one thread in the environment, which Ray's workers inherit)
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
+import psutil
+import torch
+import w1  # sets one thread in the environment, which Ray's worker inherits
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
 
 ALPHA = 0.6
 IN_FLIGHT = 20  # Flower scans all open messages for every node, so more of them cost more
@@ -105,8 +105,8 @@ def run() -> None:
     result["meter"].report(
         "Flower Ray",
         version("flwr"),
-        f"push/pull with FedAsync merge, {IN_FLIGHT} of 100 nodes in flight, one Ray worker; CPU time of the "
-        "whole process tree; data cached in the worker, plain eager training, log off; "
+        f"push/pull with FedAsync merge, {IN_FLIGHT} of 100 nodes in flight, one Ray worker; "
+        "CPU time of the whole process tree; data cached in the worker, plain eager training, log off; "
         f"accuracy {result['accuracy']:.2f}",
     )
 

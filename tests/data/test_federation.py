@@ -112,7 +112,7 @@ def test_held_out_clients_keep_their_id_and_get_no_task() -> None:
     assert all(len(made.clients[d].validation.y) == 0 for d in out)
     assert torch.equal(made.test.x, torch.cat([made.clients[d].test.x for d in out]))
     assert made.notes == (
-        f"2 devices hold the central test set and get no task: {out[0]}, {out[1]}",
+        f"2 devices hold the central test set, hence no task: {out[0]}, {out[1]}",
     )
     others = [lay_out(numbered(100), devices=10, test="held-out-clients", seed=s) for s in range(5)]
     assert len({tuple(values(other.test.x)) for other in others}) > 1
@@ -207,7 +207,7 @@ def test_replicas_are_training_examples_only() -> None:
 def test_notes_on_empty_devices_and_absent_classes() -> None:
     data = numbered(8, class_names=("a", "b", "c"))
     made = lay_out(data, devices=16, partition="one-class", test="held-out-clients")
-    assert made.notes[0].startswith("8 devices hold no data and get no task: ")
+    assert made.notes[0].startswith("8 devices hold no data, hence no task: ")
     assert made.notes[-1].startswith("classes absent from the central test set: ")
     assert made.notes[-1].endswith("c")
     many = lay_out(data, devices=20, test="held-out-clients").notes[0]

@@ -229,6 +229,7 @@ class VirtualEngine:
     def state(self) -> dict[str, Any]:
         return {
             "now": self.now,
+            "stopped": self.stopped,
             "bytes": [self.bytes_up, self.bytes_down],
             "free_at": self._free_at,
             "active_at": self._active_at,
@@ -239,7 +240,7 @@ class VirtualEngine:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.now = state["now"]
+        self.now, self.stopped = state["now"], state["stopped"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self._free_at, self._active_at = state["free_at"], state["active_at"]
         self._away = set(state["away"])

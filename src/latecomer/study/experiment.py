@@ -1,6 +1,7 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -162,9 +163,12 @@ class Experiment:
             every = 1  # one update passes over everybody's data
         elif not every:
             every = max(1, stop.updates // 50 if stop.updates else devices)
+        # Whole paths: a run may be resumed from another folder.
+        fleet = {"devices": devices, "path": _whole(config.fleet.path)}
         return config.model_copy(
             update={
-                "fleet": config.fleet.model_copy(update={"devices": devices}),
+                "data": config.data.model_copy(update={"path": _whole(config.data.path)}),
+                "fleet": config.fleet.model_copy(update=fleet),
                 "strategy": StrategyConfig(name=config.strategy.name, **options),
                 "stop": stop,
                 "evaluate": EvaluateConfig(every=every),
@@ -224,6 +228,10 @@ class Experiment:
             [[d.seconds_per_example, d.seconds_per_task] for d in self.fleet.devices], axis=0
         )
         return Fleet((DeviceProfile(float(speeds[0]), float(speeds[1])),), seed=self.config.seed)
+
+
+def _whole(path: str) -> str:
+    return str(Path(path).resolve()) if path and Path(path).exists() else path
 
 
 def _check_late_classes(config: Config, federation: Federation) -> None:
