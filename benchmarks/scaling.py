@@ -17,7 +17,6 @@ from workloads import W1
 from latecomer.core.server import Server
 from latecomer.device.client import Client
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
-from latecomer.engines.memory import keep_freed_memory
 from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import make_fleet
@@ -48,7 +47,6 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling.json"))
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()
     fleets = (100, 1_000) if options.quick else (100, 1_000, 10_000)
     updates = 300 if options.quick else 1_000
     engines = {devices: simulation(devices) for devices in fleets}

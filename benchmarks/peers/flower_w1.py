@@ -106,7 +106,7 @@ def run() -> None:
         "Flower Ray",
         version("flwr"),
         f"push/pull with FedAsync merge, {IN_FLIGHT} of 100 nodes in flight, one Ray worker; "
-        "CPU time of the whole process tree; data cached in the worker, plain eager training, log off; "
+        "CPU time of the whole process tree; data cached in the worker, eager loop; "
         f"accuracy {result['accuracy']:.2f}",
     )
 

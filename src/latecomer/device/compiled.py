@@ -13,6 +13,7 @@ from latecomer.device.program import (
     AVGPOOL,
     BIAS,
     CONV,
+    FIRST,
     IN_C,
     IN_H,
     IN_W,
@@ -44,16 +45,16 @@ def train(
     x: Floats,
     y: Ints,
     order: Ints,
-    sizes: Ints,
+    mask: Floats,
     lr: float,
     momentum: float,
     weight_decay: float,
     prox: float,
     clip: float,
 ) -> None:
-    """Train `whole` in place on the mini-batches `order`, of which the first `sizes` are real."""
-    base = whole.copy()
-    gradient = np.zeros_like(whole)
+    """Train `whole` in place on the mini-batches `order`, whose real places `mask` marks."""
+    base = whole.copy() if prox != 0.0 else whole
+    gradient = np.empty_like(whole)
     velocity = np.zeros_like(whole)
     width = order.shape[1]
     layers = len(table)
@@ -65,10 +66,15 @@ def train(
     padded = np.zeros(padded_total, np.float32)
     padded_errors = np.empty(padded_total, np.float32)
     for step in range(len(order)):
-        n = sizes[step]
+        n = 0
+        while n < width and mask[step, n] > 0:
+            n += 1
         if n == 0:
             continue
-        _gather(values, inputs, x, order[step], n)
+        if table[0, KIND] == FIRST:
+            _gather_rows(values, x, order[step], n)
+        else:
+            _gather(values, inputs, x, order[step], n)
         for i in range(layers):
             _forward(table[i], whole, values, starts[i], starts[i + 1], winners, padded,
                      padded_starts[i], n)  # fmt: skip
@@ -134,6 +140,14 @@ def _gather(values: Floats, inputs: Ints, x: Floats, rows: Ints, n: int) -> None
 
 
 @fast
+def _gather_rows(values: Floats, x: Floats, rows: Ints, n: int) -> None:
+    """The mini-batch as (batch, features)."""
+    features = x.shape[1]
+    for b in range(n):
+        values[b * features : (b + 1) * features] = x[rows[b]]
+
+
+@fast
 def _forward(
     row: Ints,
     whole: Floats,
@@ -148,10 +162,13 @@ def _forward(
     kind = row[KIND]
     fan_in, fan_out = row[IN_C] * row[IN_H] * row[IN_W], row[OUT_C] * row[OUT_H] * row[OUT_W]
     before, after = values[source : source + fan_in * n], values[target : target + fan_out * n]
-    if kind == LINEAR:
+    if kind in (LINEAR, FIRST):
         weight = whole[row[WEIGHT] : row[WEIGHT] + fan_in * fan_out].reshape(fan_out, fan_in)
         out = after.reshape(fan_out, n)
-        np.dot(weight, before.reshape(fan_in, n), out)
+        if kind == LINEAR:
+            np.dot(weight, before.reshape(fan_in, n), out)
+        else:
+            np.dot(weight, before.reshape(n, fan_in).T, out)
         for o in range(fan_out):
             bias = whole[row[BIAS] + o]
             for b in range(n):
@@ -220,14 +237,17 @@ def _weight_gradient(
     n: int,
 ) -> None:
     kind = row[KIND]
-    if kind != LINEAR and kind != CONV:
+    if row[WEIGHT] < 0:
         return
     fan_in, fan_out = row[IN_C] * row[IN_H] * row[IN_W], row[OUT_C] * row[OUT_H] * row[OUT_W]
     after = errors[target : target + fan_out * n]
-    if kind == LINEAR:
+    if kind != CONV:
         out = gradient[row[WEIGHT] : row[WEIGHT] + fan_in * fan_out].reshape(fan_out, fan_in)
-        seen = values[source : source + fan_in * n].reshape(fan_in, n)
-        np.dot(after.reshape(fan_out, n), seen.T, out)
+        seen = values[source : source + fan_in * n]
+        if kind == LINEAR:
+            np.dot(after.reshape(fan_out, n), seen.reshape(fan_in, n).T, out)
+        else:
+            np.dot(after.reshape(fan_out, n), seen.reshape(n, fan_in), out)
     else:
         height, width = row[IN_H] + 2 * row[PAD_H], (row[IN_W] + 2 * row[PAD_W]) * n
         room = padded[pad_start : pad_start + row[IN_C] * height * width]
@@ -273,12 +293,14 @@ def _scale_to_clip(
     """
     squares = np.zeros(n, np.float32)
     for i in range(len(table)):
-        if table[i, KIND] == LINEAR:
+        kind = table[i, KIND]
+        if kind in (LINEAR, FIRST):
             fan_in, fan_out = table[i, IN_C], table[i, OUT_C]
+            between, apart = (n, 1) if kind == LINEAR else (1, fan_in)
             for b in range(n):
                 seen = np.float32(1)
                 for f in range(fan_in):
-                    seen += values[starts[i] + f * n + b] ** 2
+                    seen += values[starts[i] + f * between + b * apart] ** 2
                 error = np.float32(0)
                 for o in range(fan_out):
                     error += errors[starts[i + 1] + o * n + b] ** 2
@@ -289,7 +311,7 @@ def _scale_to_clip(
         norm = np.sqrt(squares[b]) * n
         factors[b] = clip / norm if norm > clip else np.float32(1)
     for i in range(len(table)):
-        if table[i, KIND] == LINEAR:
+        if table[i, KIND] != RELU:
             for o in range(table[i, OUT_C]):
                 for b in range(n):
                     errors[starts[i + 1] + o * n + b] *= factors[b]

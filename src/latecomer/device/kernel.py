@@ -4,7 +4,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -42,7 +41,7 @@ class CompiledKernel:
             x.detach().reshape(len(x), -1).contiguous().numpy(),
             y.numpy(),
             plan.order.numpy(),
-            np.count_nonzero(plan.mask.numpy(), axis=1),
+            plan.mask.numpy(),
             spec.lr * spec.lr_scale,
             spec.momentum,
             spec.weight_decay,

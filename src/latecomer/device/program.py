@@ -10,6 +10,7 @@ from latecomer.core.params import Layout
 from latecomer.device.zoo import ChannelsFirst, Shape
 
 LINEAR, CONV, RELU, MAXPOOL, AVGPOOL = range(5)
+FIRST = 5  # a linear layer on the input itself, which lies as (batch, features) as it came
 # Columns of the table.
 KIND, IN_C, IN_H, IN_W, OUT_C, OUT_H, OUT_W, K_H, K_W, PAD_H, PAD_W, WEIGHT, BIAS = range(13)
 
@@ -23,7 +24,7 @@ class Program:
 
     @property
     def only_linear(self) -> bool:
-        return bool(np.isin(self.table[:, KIND], (LINEAR, RELU)).all())
+        return bool(np.isin(self.table[:, KIND], (FIRST, LINEAR, RELU)).all())
 
 
 def program_of(module: nn.Module, layout: Layout, input_shape: Shape) -> Program | None:
@@ -52,9 +53,11 @@ def program_of(module: nn.Module, layout: Layout, input_shape: Shape) -> Program
                 row += [layout.span(f"{name}.weight").start, layout.span(f"{name}.bias").start]
             else:
                 row += [-1, -1]
-            rows.append([*row])
+            if row[KIND] == LINEAR and not rows:
+                row[KIND] = FIRST
+            rows.append(row)
             shape = (row[OUT_C], row[OUT_H], row[OUT_W])
-    if not rows or rows[-1][KIND] != LINEAR:
+    if not rows or rows[-1][KIND] not in (LINEAR, FIRST):
         return None
     return Program(np.array(rows, dtype=np.int64), inputs.astype(np.int64))
 

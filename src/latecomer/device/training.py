@@ -1,6 +1,7 @@
 """The one local training program: a device runs it, a simulator batches it, a server unrolls it."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -51,13 +52,19 @@ def plan_batches(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
     if n < 1:
         raise BadInput("a device needs at least one example to train on")
     width = min(spec.batch_size, n)
-    steps = -(-n // width)
-    order = torch.zeros(spec.local_epochs, steps * width, dtype=torch.int64)
-    mask = torch.zeros(spec.local_epochs, steps * width)
-    for epoch in order:
-        epoch[:n] = torch.randperm(n, generator=rng)
+    mask = _mask(n, width, spec.local_epochs)
+    passes = [torch.randperm(n, generator=rng) for _ in range(spec.local_epochs)]
+    order = torch.stack(passes)
+    if missing := -n % width:
+        order = F.pad(order, (0, missing))
+    return Plan(order.view(-1, width), mask)
+
+
+@lru_cache(maxsize=1024)
+def _mask(n: int, width: int, passes: int) -> Tensor:
+    mask = torch.zeros(passes, -(-n // width) * width)
     mask[:, :n] = 1.0
-    return Plan(order.view(-1, width), mask.view(-1, width))
+    return mask.view(-1, width)
 
 
 def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -28,6 +28,7 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.server import Server
+from latecomer.engines.memory import keep_freed_memory
 from latecomer.engines.trainers import Trainer
 from latecomer.fleet.fleet import Fleet
 
@@ -107,6 +108,7 @@ class VirtualEngine:
 
     def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
         """Run to the first bound; `after_step` ends it early by returning False. Says why."""
+        keep_freed_memory()
         while True:
             reason = self._reason_to_end(bounds)
             if reason is not None:

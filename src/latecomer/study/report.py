@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ UPDATES = ("updates", "client updates")
 
 def _curves(lines: Iterable[tuple[str, Any, Any]], axis: tuple[str, str]) -> go.Figure:
     figure = _figure(f"Accuracy over {axis[1]}", axis[1], "share")
-    for (name, x, y), colour in zip(lines, COLOURS, strict=False):
+    for (name, x, y), colour in zip(lines, cycle(COLOURS), strict=False):
         figure.add_scatter(x=list(x), y=list(y), name=name, line={"color": colour})
     return figure
 
@@ -108,8 +109,7 @@ def _curves(lines: Iterable[tuple[str, Any, Any]], axis: tuple[str, str]) -> go.
 def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str]) -> go.Figure:
     """Mean over seeds as a line, their range as a band."""
     figure = _figure(f"Accuracy over {axis[1]} (line: mean, band: range)", axis[1], "accuracy")
-    for i, (name, runs) in enumerate(groups.items()):
-        colour = COLOURS[i % len(COLOURS)]
+    for (name, runs), colour in zip(groups.items(), cycle(COLOURS), strict=False):
         end = min(run[axis[0]].iloc[-1] for run in runs)
         grid = pd.Index(sorted({x for run in runs for x in run[axis[0]] if x <= end}))
         aligned = pd.DataFrame(
@@ -138,7 +138,7 @@ def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str]) -> go.F
 
 def _staleness(groups: Iterable[tuple[str, pd.DataFrame]]) -> go.Figure:
     figure = _figure("Staleness of arriving updates", "staleness (commits)", "updates")
-    for (name, events), colour in zip(groups, COLOURS, strict=False):
+    for (name, events), colour in zip(groups, cycle(COLOURS), strict=False):
         if "staleness" not in events:
             continue
         counts = events.loc[events["event"] == "arrival", "staleness"].dropna().astype(int)

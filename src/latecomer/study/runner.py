@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
 from latecomer.core.strategy import Strategy
-from latecomer.engines.memory import keep_freed_memory
 from latecomer.errors import BadInput, RunFailed
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
@@ -109,7 +108,6 @@ class _Run:
         # One thread: small models are faster with it, and sums always have the same order.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
-        keep_freed_memory()
         self.experiment, self.folder, self.progress = experiment, folder, progress
         self.config = experiment.config
         self.evaluator = Evaluator(experiment)
