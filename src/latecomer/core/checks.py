@@ -40,7 +40,7 @@ class Checks:
             return f"delta is {delta.dtype} with {delta.dim()} axes, must be a float32 vector"
         if delta.numel() != task.params.numel():
             return f"delta has {delta.numel()} values, the task has {task.params.numel()}"
-        norm = float(torch.linalg.vector_norm(delta))
+        norm = torch.linalg.vector_norm(delta).item()
         if not isfinite(norm):
             return "delta is not finite"
         bound = self.norm_ratio * self._reference

@@ -80,7 +80,8 @@ class Server:
                 case Ready(contribution):
                     self._merge("compensation", contribution, contribution.staleness, out)
                 case Joined(device, submodel):
-                    self._submodels[device] = submodel
+                    if submodel is not None or device in self._submodels:
+                        self._submodels[device] = submodel
                     self.working.pop(device, None)
                     self.idle.add(device)
                 case Left(device):
@@ -115,8 +116,8 @@ class Server:
         staleness = self.store.staleness(task.version, sent_from)
         contribution = Contribution(task, update, task.params, update.delta, sent_from, staleness)
         lineage = self.strategy.route(contribution, self)
-        self._homes[device] = lineage
         if lineage != sent_from:
+            self._homes[device] = lineage
             staleness = self.store.staleness(task.version, lineage)
             contribution = replace(contribution, lineage=lineage, staleness=staleness)
         compensated = self.strategy.compensate(contribution, self)
@@ -200,7 +201,8 @@ class Server:
         )
         self.tasks_given += 1
         self._numbers[device] = task.number + 1
-        self._homes[device] = lineage
+        if lineage != self._homes.get(device, MAIN):
+            self._homes[device] = lineage
         self.store.pin(version)
         self.open_tasks[task.id] = task
         self.working[device] = task.id
@@ -234,7 +236,7 @@ class Server:
             "accepted": self.accepted,
             "numbers": dict(self._numbers),
             "homes": dict(self._homes),
-            "submodels": {d: s for d, s in self._submodels.items() if s is not None},
+            "submodels": dict(self._submodels),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,8 +42,7 @@ class ServerView(Protocol):
     def home(self, device: int) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Commit:
+class Commit(NamedTuple):
     """A new head for a lineage, made of so many contributions."""
 
     lineage: str
@@ -51,15 +50,13 @@ class Commit:
     contributions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(NamedTuple):
     """The merge does not want this contribution."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """Give `device` a task from the head of `lineage`.
 
     A lineage that does not exist yet is opened as a fork of the device's present one.

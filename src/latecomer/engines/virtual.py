@@ -28,13 +28,13 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.server import Server
-from latecomer.engines.memory import keep_freed_memory
+from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import Trainer
 from latecomer.fleet.fleet import Fleet
 
 
 @portable
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Upload:
     """The result of a task reaches the server; it is computed then."""
 
@@ -109,13 +109,12 @@ class VirtualEngine:
     def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
         """Run to the first bound; `after_step` ends it early by returning False. Says why."""
         keep_freed_memory()
-        while True:
-            reason = self._reason_to_end(bounds)
-            if reason is not None:
-                return reason
-            self._step(bounds.updates)
-            if not after_step():
-                return "interrupted"
+        with rare_collections():
+            while (reason := self._reason_to_end(bounds)) is None:
+                self._step(bounds.updates)
+                if not after_step():
+                    return "interrupted"
+        return reason
 
     def charge_evaluation(self) -> None:
         """The server has evaluated a model: it is busy for that long."""
@@ -149,8 +148,10 @@ class VirtualEngine:
             room -= isinstance(item, Upload)
             events.extend(self._resolve(item, time))
         commands = self.server.handle(*events)
-        notes = (c for c in commands if isinstance(c, Note) and c.kind == "commit")
-        self._free_at = self.now + self.costs.merge * sum(n.fields["updates"] for n in notes)
+        self._free_at = self.now
+        if self.costs.merge:
+            notes = (c for c in commands if isinstance(c, Note) and c.kind == "commit")
+            self._free_at += self.costs.merge * sum(n.fields["updates"] for n in notes)
         for command in commands:
             self._carry_out(command)
 
@@ -189,8 +190,11 @@ class VirtualEngine:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case Note():
-                self._count_bytes(command)
+            case Note(kind, fields):
+                if kind == "dispatch":
+                    self.bytes_down += fields["bytes"]
+                elif kind == "arrival":
+                    self.bytes_up += fields.get("bytes", 0)
                 if self.on_note:
                     self.on_note(self.now, command)
             case Send(task):
@@ -217,12 +221,6 @@ class VirtualEngine:
             self._away.add(task.device)
         if journey.free is not None and journey.free != journey.arrives:
             self._push(journey.free, Joined(task.device))
-
-    def _count_bytes(self, note: Note) -> None:
-        if note.kind == "dispatch":
-            self.bytes_down += note.fields["bytes"]
-        elif note.kind == "arrival":
-            self.bytes_up += note.fields.get("bytes", 0)
 
     def _push(self, time: float, item: Item) -> None:
         heapq.heappush(self._heap, (time, self._counter, item))

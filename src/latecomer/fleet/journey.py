@@ -1,7 +1,7 @@
 """What becomes of a task: when it reaches a device, and when its update comes back, if ever."""
 
-from dataclasses import dataclass
 from math import exp
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.streams import Stream, stream_rng
 
 
-@dataclass(frozen=True, slots=True)
-class Journey:
+class Journey(NamedTuple):
     """The moments of one task; of a lost one, `downloaded` and `trained` tell what was planned."""
 
     sent: float
@@ -58,7 +57,7 @@ def journey(
         unit = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
 
     windows, period = profile.windows, profile.period
-    slowdown = exp(profile.jitter * normal - profile.jitter**2 / 2)
+    slowdown = exp(profile.jitter * normal - profile.jitter**2 / 2) if profile.jitter else 1.0
     received = next_open(windows, period, now)
     downloaded = finish(windows, period, received, profile.download_seconds(bytes_down))
     trained = finish(windows, period, downloaded, profile.compute_seconds(examples) * slowdown)
