@@ -40,6 +40,10 @@ types: install
 	$(BIN)/mypy
 
 bench: install
+	$(BIN)/python benchmarks/simulator.py --quick
+	$(BIN)/python benchmarks/events.py --quick
+	$(BIN)/python benchmarks/aggregation.py --quick
+	$(BIN)/python benchmarks/scaling.py --quick
 	$(BIN)/python benchmarks/memory.py --quick
 
 clean:

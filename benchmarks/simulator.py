@@ -89,8 +89,8 @@ def measure(workload: Workload, kernels: list[str], quick: bool) -> dict[str, fl
 def peers(folder: Path) -> dict[str, float]:
     """Updates per CPU second of every peer that is installed under `folder`."""
     found = {}
-    for script in sorted(PEERS.glob("*_w1.py")):
-        name = script.stem.removesuffix("_w1")
+    for name in ("appfl", "flgo", "flower", "pfl"):
+        script = PEERS / f"{name}_w1.py"
         python = folder / name / "bin" / "python"
         if not python.exists():
             print(f"  {name}: not installed in {folder}, skipped (benchmarks/peers/README.md)")

@@ -107,7 +107,7 @@ def compare(
         typer.echo(folder)
         return
     # A narrow terminal breaks the lines; cutting the numbers off would be worse.
-    Console(width=max(console.width, 140)).print(comparison_table(table))
+    Console(width=max(console.width, 180)).print(comparison_table(table))
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 

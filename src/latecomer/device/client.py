@@ -23,10 +23,13 @@ class Client:
         self.x = x
         self.y = y
         self.seed = seed
+        self.num_examples = len(y)
 
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task, whenever and wherever it is executed."""
-        return plan_batches(len(self.x), task.spec, task_rng(self.seed, self.device, task.number))
+        return plan_batches(
+            self.num_examples, task.spec, task_rng(self.seed, self.device, task.number)
+        )
 
     def perform(self, task: Task) -> Update:
         """Train as the task says; the same task always gives the same update."""
@@ -36,4 +39,4 @@ class Client:
 
     def answer(self, task: Task, delta: Tensor) -> Update:
         """What the device sends back once it has trained."""
-        return release(Update(task.id, delta, len(self.x)))
+        return release(Update(task.id, delta, self.num_examples))

@@ -38,7 +38,7 @@ class CompiledKernel:
             self.program.table,
             self.program.inputs,
             whole.numpy(),
-            x.detach().reshape(len(x), -1).contiguous().numpy(),
+            x.flatten(1).contiguous().numpy(),
             y.numpy(),
             plan.order.numpy(),
             plan.mask.numpy(),

@@ -53,11 +53,10 @@ def plan_batches(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
         raise BadInput("a device needs at least one example to train on")
     width = min(spec.batch_size, n)
     mask = _mask(n, width, spec.local_epochs)
-    passes = [torch.randperm(n, generator=rng) for _ in range(spec.local_epochs)]
-    order = torch.stack(passes)
-    if missing := -n % width:
-        order = F.pad(order, (0, missing))
-    return Plan(order.view(-1, width), mask)
+    order = torch.zeros(mask.shape, dtype=torch.int64)
+    for one_pass in order.view(spec.local_epochs, -1):
+        torch.randperm(n, generator=rng, out=one_pass[:n])
+    return Plan(order, mask)
 
 
 @lru_cache(maxsize=1024)

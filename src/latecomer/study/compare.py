@@ -86,7 +86,7 @@ def compare(
     if len(set(strategies)) != len(strategies) or len(set(seeds)) != len(seeds):
         raise BadInput("--strategies and --seeds must not name anything twice")
     planned = cells(tree, strategies, seeds)
-    for cell in planned:
+    for cell in planned[:: len(seeds)]:
         # Everything that can be wrong is found before the first hour of work.
         Experiment(cell.config())
     new_folder(folder)
