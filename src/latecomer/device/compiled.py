@@ -356,12 +356,10 @@ def _convolve(row: Ints, whole: Floats, x: Floats, out: Floats, n: int) -> None:
         out[o] = whole[row[BIAS] + o]
     blocked = outputs // 4 * 4 if k_w == 5 else 0
     for o in range(0, blocked, 4):
-        for h in range(row[OUT_H]):
-            for c in range(channels):
-                for i in range(k_h):
-                    w = row[WEIGHT] + o * size + (c * k_h + i) * k_w
-                    _add5x4(out[o, h], out[o + 1, h], out[o + 2, h], out[o + 3, h], x[c, h + i],
-                            whole[w:], size, n, run)  # fmt: skip
+        for c in range(channels):
+            for i in range(k_h):
+                w = row[WEIGHT] + o * size + (c * k_h + i) * k_w
+                _add5x4(out[o : o + 4], x[c, i:], whole[w:], size, n, run)
     for o in range(blocked, outputs):
         for h in range(row[OUT_H]):
             target = out[o, h]
@@ -382,10 +380,7 @@ def _convolve(row: Ints, whole: Floats, x: Floats, out: Floats, n: int) -> None:
 
 
 @fast
-def _add5x4(
-    t0: Floats, t1: Floats, t2: Floats, t3: Floats, source: Floats, w: Floats, size: int,
-    n: int, run: int,
-) -> None:  # fmt: skip
+def _add5x4(out: Floats, rows: Floats, w: Floats, size: int, n: int, run: int) -> None:
     a0, b0, c0, d0, e0 = w[0], w[1], w[2], w[3], w[4]
     v = w[size:]
     a1, b1, c1, d1, e1 = v[0], v[1], v[2], v[3], v[4]
@@ -393,13 +388,16 @@ def _add5x4(
     a2, b2, c2, d2, e2 = v[0], v[1], v[2], v[3], v[4]
     v = w[3 * size :]
     a3, b3, c3, d3, e3 = v[0], v[1], v[2], v[3], v[4]
-    x1, x2, x3, x4 = source[n:], source[2 * n :], source[3 * n :], source[4 * n :]
-    for j in range(run):
-        p, q, r, s, u = source[j], x1[j], x2[j], x3[j], x4[j]
-        t0[j] += a0 * p + b0 * q + c0 * r + d0 * s + e0 * u
-        t1[j] += a1 * p + b1 * q + c1 * r + d1 * s + e1 * u
-        t2[j] += a2 * p + b2 * q + c2 * r + d2 * s + e2 * u
-        t3[j] += a3 * p + b3 * q + c3 * r + d3 * s + e3 * u
+    for h in range(out.shape[1]):
+        source = rows[h]
+        x1, x2, x3, x4 = source[n:], source[2 * n :], source[3 * n :], source[4 * n :]
+        t0, t1, t2, t3 = out[0, h], out[1, h], out[2, h], out[3, h]
+        for j in range(run):
+            p, q, r, s, u = source[j], x1[j], x2[j], x3[j], x4[j]
+            t0[j] += a0 * p + b0 * q + c0 * r + d0 * s + e0 * u
+            t1[j] += a1 * p + b1 * q + c1 * r + d1 * s + e1 * u
+            t2[j] += a2 * p + b2 * q + c2 * r + d2 * s + e2 * u
+            t3[j] += a3 * p + b3 * q + c3 * r + d3 * s + e3 * u
 
 
 @fast
