@@ -50,7 +50,7 @@ def test_a_relative_path_is_looked_up_here_then_in_the_data_folder(
 @pytest.mark.parametrize(
     ("source", "path", "message"),
     [
-        ("cifar", "", "data source 'cifar' is unknown; allowed are digits, npz, mnist"),
+        ("cifar", "", r"data source 'cifar' is unknown.* \(allowed: digits, npz, mnist"),
         ("npz", "", "'npz' needs a path"),
         ("mnist", "", "'mnist' needs a path"),
         ("digits", "digits.npz", "takes no path"),

@@ -112,10 +112,10 @@ def test_a_trace_is_cycled_through_or_cut(tmp_path: Path, devices: int, order: l
     ("profile", "devices", "overrides", "words"),
     [
         ("uniform", 0, {}, "fleet.devices = 0: allowed is 1 or more"),
-        ("tier", 3, {}, "fleet.profile 'tier' is unknown, nearest is 'tiers'; allowed are uniform"),
-        ("xyz", 3, {}, "fleet.profile 'xyz' is unknown; allowed are uniform, tiers, gamma, phones"),
+        ("tier", 3, {}, "fleet.profile 'tier' is unknown; did you mean 'tiers'? (allowed: uniform"),
+        ("xyz", 3, {}, "fleet.profile 'xyz' is unknown (allowed: uniform, tiers, gamma, phones"),
         ("uniform", 3, {"dropout": 2.0}, "fleet.dropout = 2.0: allowed is 0 to 1"),
-        ("uniform", 3, {"latancy": 2.0}, "fleet key 'latancy' is unknown, nearest is 'latency'"),
+        ("uniform", 3, {"latancy": 2.0}, "fleet key 'latancy' is unknown; did you mean 'latency'?"),
         ("trace", 3, {}, "fleet.path = ''"),
     ],
 )

@@ -13,7 +13,7 @@ from latecomer.data.augment import AUGMENTATIONS
 from latecomer.data.dataset import Dataset
 from latecomer.data.partition import PARTITIONS, Indices
 from latecomer.data.scaling import impute, moments, pool, standardise
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 
 TESTS = ("fair", "held-out-clients", "official")
 SCALES = ("global", "local", "none")
@@ -145,7 +145,7 @@ def federate(
 
 def _known(option: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
-        raise BadInput(f"{option} {value!r} is unknown; allowed are {', '.join(allowed)}")
+        raise unknown(option, value, allowed)
 
 
 def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from latecomer.data.dataset import Dataset
 from latecomer.data.mnist import read_mnist
 from latecomer.data.npz import read_npz
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def load(source: str, path: str = "") -> Dataset:
     A relative path that does not exist is also looked up in the folder LATECOMER_DATA.
     """
     if source not in SOURCES:
-        raise BadInput(f"data source {source!r} is unknown; allowed are {', '.join(SOURCES)}")
+        raise unknown("data source", source, SOURCES)
     if path and not SOURCES[source].needs_path:
         raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; leave it out")
     return SOURCES[source].load(_resolve(path) if path else None)

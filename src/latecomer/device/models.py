@@ -1,6 +1,5 @@
 """Which models there are, and how a name becomes a checked network."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from latecomer.device import zoo
 from latecomer.device.checks import check_model
 from latecomer.device.custom import load_module
 from latecomer.device.zoo import Shape
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,4 @@ def model_info(name: str) -> ModelInfo:
     """The built-in model called `name`."""
     if name in MODELS:
         return MODELS[name]
-    near = difflib.get_close_matches(name, MODELS, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise BadInput(
-        f"unknown model '{name}': {hint}use one of {', '.join(MODELS)}, "
-        f"or your own as module:callable"
-    )
+    raise unknown("model", name, MODELS, "your own as module:callable")

@@ -6,13 +6,12 @@ from itertools import cycle, islice
 from math import ceil, inf
 from typing import Any
 
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 from latecomer.fleet.availability import close_after, next_open
 from latecomer.fleet.journey import Journey, is_random, journey, task_rng
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.presets import PROFILES
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.fleet.unknown import unknown
 
 OVERRIDES = (
     "dropout",

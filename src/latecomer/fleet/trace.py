@@ -12,9 +12,8 @@ import csv
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 from latecomer.fleet.profile import ALLOWED, DeviceProfile, check_field, check_window
-from latecomer.fleet.unknown import unknown
 
 COLUMNS = ("device", *ALLOWED, "group", "window_start", "window_end")
 

@@ -5,12 +5,11 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from latecomer.core.strategy import Strategy
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, did_you_mean, unknown
 from latecomer.loading import first_line, load_callable
 
 Build = Callable[..., Strategy]
@@ -75,11 +74,7 @@ def find_recipe(name: str) -> Recipe:
         return known[name]
     if ":" in name:
         return Recipe(name, "your own", "", load_callable(name, "strategy"))
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise BadInput(
-        f"strategy.name: {name!r} is unknown{hint} (known: {', '.join(known)}, or module:callable)"
-    )
+    raise unknown("strategy", name, known, "your own as module:callable")
 
 
 def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
@@ -95,8 +90,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
     parameters = inspect.signature(found.build, eval_str=True).parameters
     for key in options:
         if key not in parameters:
-            near = get_close_matches(key, parameters, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, parameters)
             allowed = ", ".join(parameters) or "none"
             raise BadInput(
                 f"strategy.{key}: {found.name} has no such option{hint} (options: {allowed})"

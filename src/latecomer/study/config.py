@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, did_you_mean
 
 
 class Section(BaseModel):
@@ -256,8 +255,7 @@ def _one_line(error: ValidationError) -> str:
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         known = _fields_at(path[:-1])
-        near = get_close_matches(path[-1], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(path[-1], known)
         return f"unknown key {'.'.join(path)!r}{hint} (known here: {', '.join(known)})"
     message = first["msg"].removeprefix("Value error, ")
     return f"{_key(path)} = {first['input']!r}: {message}"
