@@ -74,15 +74,13 @@ def measure(workload: Workload, kernels: list[str], quick: bool) -> dict[str, fl
             eager(i)
 
     works = {"eager": eager_loop, **{k: simulation(workload, k) for k in kernels}}
-    counts = {name: 60 if workload is W2 else 300 for name in works}
-    if not quick:
-        counts = {name: 3 * count for name, count in counts.items()}
+    updates = (60 if workload is W2 else 300) * (1 if quick else 3)
     best = dict.fromkeys(works, 0.0)
-    for name, work in works.items():
-        work(counts[name] // 5)
+    for work in works.values():
+        work(updates // 5)
     for _ in range(ROUNDS):
         for name, work in works.items():
-            best[name] = max(best[name], per_cpu_second(work, counts[name]))
+            best[name] = max(best[name], per_cpu_second(work, updates))
     return best
 
 
