@@ -54,7 +54,7 @@ def plan_batches(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
     width = min(spec.batch_size, n)
     mask = _mask(n, width, spec.local_epochs)
     order = torch.zeros(mask.shape, dtype=torch.int64)
-    for one_pass in order.view(spec.local_epochs, -1):
+    for one_pass in order.view(spec.local_epochs, -(-n // width) * width):
         torch.randperm(n, generator=rng, out=one_pass[:n])
     return Plan(order, mask)
 
