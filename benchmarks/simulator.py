@@ -31,11 +31,11 @@ ROUNDS = 3
 PEERS = Path(__file__).with_name("peers")
 
 
-def trainer_for(kernel: str, model: FlatModel, clients: dict[int, Client]) -> Trainer:
-    model.kernel = None
+def trainer_for(
+    workload: Workload, kernel: str, model: FlatModel, clients: dict[int, Client]
+) -> Trainer:
     if kernel == "batched":
-        examples = max(len(client.y) for client in clients.values())
-        return Batched(clients, model, batch_size(model, examples, 512))
+        return Batched(clients, model, batch_size(model, workload.spec, workload.examples, 512))
     if kernel == "compiled":
         found = compiled_kernel(model)
         if not isinstance(found, CompiledKernel):
@@ -50,7 +50,7 @@ def simulation(workload: Workload, kernel: str) -> Callable[[int], None]:
     data = workload.data(DEVICES)
     clients = {i: Client(i, model, x, y, seed=0) for i, (x, y) in enumerate(data)}
     server = Server(model.init(0), build_strategy("fedasync"), workload.spec)
-    trainer = trainer_for(kernel, model, clients)
+    trainer = trainer_for(workload, kernel, model, clients)
     engine = VirtualEngine(server, make_fleet("tiers", DEVICES), trainer, clients)
 
     def go_on(updates: int) -> None:

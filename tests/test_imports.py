@@ -19,8 +19,8 @@ ALLOWED: dict[str, set[str]] = {
     "fleet": {"errors"},
     "device": {"errors", "loading", "core"},
     "strategies": {"errors", "loading", "core", "device"},
-    "engines": {"errors", "core", "device", "strategies", "fleet"},
-    "study": {"errors", "core", "device", "strategies", "engines", "fleet", "data"},
+    "engines": {"errors", "loading", "core", "device", "strategies", "fleet"},
+    "study": {"errors", "loading", "core", "device", "strategies", "engines", "fleet", "data"},
     "cli": {"errors", "core", "device", "strategies", "engines", "fleet", "data", "study"},
     "__main__": {"cli"},
 }

@@ -70,30 +70,39 @@ def run(
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Argument(help="A TOML config: the scenario.")],
-    strategies: Annotated[str, typer.Option(help="Names, separated by commas.")],
+    config: Annotated[Path | None, typer.Argument(help="A TOML config: the scenario.")] = None,
+    strategies: Annotated[str, typer.Option(help="Names, separated by commas.")] = "",
     seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "1,2,3",
     out: Out = None,
     settings: Settings = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
     target: Annotated[
         float | None,
-        typer.Option(help="Accuracy for 's to target'; default 95% of the best strategy's mean."),
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Accuracy for 's to target'; default 95% of the best strategy's mean.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Finish the comparison in this folder.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the same scenario under several strategies."""
     from rich.console import Console
 
+    if resume is not None and (config or strategies or settings or out):
+        raise BadInput("--resume takes no CONFIG, --strategies, --set or --out: all are in DIR")
+    if resume is None and config is None:
+        raise BadInput("Missing argument 'CONFIG'.")
+
     from latecomer.study.compare import compare as compare_all
+    from latecomer.study.compare import resume_comparison
     from latecomer.study.config import read_toml, with_settings
     from latecomer.study.report import write_report
     from latecomer.study.terminal import comparison_table
 
-    tree = with_settings(read_toml(config), settings or [])
-    names = _listed(strategies, "--strategies", str)
-    numbers = _listed(seeds, "--seeds", int)
-    folder = out or _free_folder(f"compare-{config.stem}")
     console = Console()
 
     def told(cell: Any, summary: Any) -> None:
@@ -101,13 +110,21 @@ def compare(
             line = f"{cell.strategy}, seed {cell.seed}: accuracy {summary['accuracy']:.3f}"
             console.print(line, highlight=False)
 
-    table = compare_all(tree, names, numbers, folder, jobs, target, told)
+    if resume is not None or config is None:
+        folder = resume or Path()
+        table = resume_comparison(folder, jobs, told)
+    else:
+        tree = with_settings(read_toml(config), settings or [])
+        names = _listed(strategies, "--strategies", str)
+        numbers = _listed(seeds, "--seeds", int)
+        folder = out or _free_folder(f"compare-{config.stem}")
+        table = compare_all(tree, names, numbers, folder, jobs, target, told)
     report = write_report(folder)
     if quiet:
         typer.echo(folder)
         return
-    # A narrow terminal breaks the lines; cutting the numbers off would be worse.
-    Console(width=max(console.width, 180)).print(comparison_table(table))
+    width = console.width if console.is_terminal else 180
+    Console(width=width).print(comparison_table(table, narrow=width < 150))
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 
@@ -192,6 +209,19 @@ def _catalogue(what: str) -> list[tuple[str, str, str]]:
 
             return [(p.name, p.summary, "") for p in PROFILES.values()]
     raise BadInput(f"list {what!r}: must be one of strategies, datasets, models, fleets")
+
+
+@app.callback()
+def entry(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        from latecomer import __version__
+
+        typer.echo(f"latecomer {__version__}")
+        raise typer.Exit
 
 
 def main() -> None:

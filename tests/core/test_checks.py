@@ -25,6 +25,12 @@ def update(delta, examples=5, metrics=None):
         (update(torch.zeros(4), examples=2.5), "num_examples"),
         (update(torch.zeros(4), metrics={"loss": float("nan")}), "metric"),
         (update(torch.zeros(4), metrics={"loss": "low"}), "metric"),
+        (update(torch.zeros(4), metrics={"loss": 10**400}), "metric"),
+        (update(torch.zeros(4), metrics={"loss": True}), "metric"),
+        (Update(0, torch.zeros(4), 5, metrics=None), "metric"),
+        (update(torch.zeros(4), examples=True), "num_examples"),
+        (update(torch.zeros(4), examples=10**400), "num_examples"),
+        (update([0.0, 0.0, 0.0, 0.0]), "delta is a list"),
     ],
 )
 def test_malformed_updates_are_refused(bad, reason):
@@ -66,3 +72,11 @@ def test_bound_can_be_switched_off_and_state_restored():
     huge = update(torch.tensor([1e6, 0, 0, 0]))
     assert off.reason_to_refuse(TASK, huge) is None
     assert twin.reason_to_refuse(TASK, huge) == on.reason_to_refuse(TASK, huge) is not None
+
+
+def test_a_first_hostile_update_does_not_set_the_bound():
+    checks = Checks(norm_ratio=10, window=21, warmup=5)
+    assert checks.reason_to_refuse(TASK, update(torch.tensor([2e6, 0, 0, 0]))) is None
+    for _ in range(30):
+        assert checks.reason_to_refuse(TASK, update(torch.tensor([0.2, 0, 0, 0]))) is None
+    assert checks.reason_to_refuse(TASK, update(torch.tensor([1e6, 0, 0, 0]))) is not None

@@ -80,6 +80,7 @@ def test_staleness_is_counted_by_the_server():
         (lambda t: Arrived(t.device, Update(t.id, torch.zeros(SIZE + 1), 1)), "values"),
         (lambda t: Arrived(t.device, Update(t.id, torch.zeros(SIZE), 0)), "num_examples"),
         (lambda t: arrival(t, device=55), "belongs to device"),
+        (lambda t: Arrived(t.device, Update([t.id], torch.zeros(SIZE), 1)), "unknown"),
     ],
 )
 def test_a_bad_update_is_refused_and_the_model_untouched(make, reason):
@@ -222,3 +223,22 @@ def test_state_round_trip_gives_the_same_future():
         each.handle(arrival(slow, 0.5))
     assert torch.equal(server.store.head_params(), twin.store.head_params())
     assert server.tasks_given == twin.tasks_given
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_dropped_and_the_model_untouched(weight):
+    server = make_server(Strategy(weigh=lambda c, view: weight))
+    (task,) = sends(server.handle(Joined(0)))
+    assert "weight" in notes(server.handle(arrival(task)), "drop")[0]["reason"]
+    assert server.store.commits == 0
+
+
+def test_a_repaired_update_whose_lineage_was_absorbed_goes_to_the_one_that_took_it_in():
+    server = make_server(Strategy(compensate=lambda c, view: Later(1.0, Ready(c))))
+    (task,) = sends(server.handle(Joined(0)))
+    (later,) = [c for c in server.handle(arrival(task)) if isinstance(c, Later)]
+    server.store.fork("main", "other")
+    server.store.absorb("other", "main")
+    server.handle(later.event)
+    assert server.store.lineages == ("other",)
+    assert server.store.commits == 1

@@ -35,6 +35,16 @@ NETWORKS = {
 }
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Backwards(nn.Sequential):
+    def forward(self, x):
+        return -super().forward(x)
+
+
 def both(model: FlatModel, spec: TrainSpec, plan: Plan, x, y):
     params = model.init(1)
     kernel = compiled_kernel(model)
@@ -137,6 +147,8 @@ def test_a_users_own_plain_network_is_known():
         lambda: [nn.Flatten(), nn.Linear(64, 4, bias=False)],
         lambda: [nn.MaxPool2d(3, stride=2), nn.Flatten(), nn.Linear(9, 4)],
         lambda: [nn.Flatten(), nn.Linear(64, 4), nn.ReLU()],
+        lambda: [nn.Flatten(2), nn.Flatten(), nn.Linear(64, 4)],
+        lambda: [nn.Flatten(), Doubled(64, 4)],
     ],
 )
 def test_other_networks_are_left_to_torch(layers):
@@ -151,3 +163,28 @@ def test_what_the_kernel_does_not_cover():
     assert not kernel.covers(replace(SGD, optimizer="adam"))
     assert not kernel.covers(replace(SGD, last_layer_only=True))
     assert not kernel.covers(replace(SGD, clip=1.0))
+
+
+def test_a_subclass_may_compute_anything_and_is_left_to_torch():
+    model = FlatModel(lambda: Backwards(nn.Flatten(), nn.Linear(64, 4)), (1, 8, 8), 4)
+    assert program_of(model.module, model.layout, (1, 8, 8)) is None
+
+
+def test_a_layer_used_twice_counts_twice():
+    def build():
+        relu = nn.ReLU()
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 4)
+        )
+
+    x, y = data((1, 8, 8))
+    plan = plan_batches(21, SGD, task_rng(0, 0, 0))
+    agree(*both(FlatModel(build, (1, 8, 8), 4), SGD, plan, x, y))
+
+
+def test_diverging_training_is_seen_as_such():
+    model, spec = flat_model("mlp", (30,), 4, (9, 5)), replace(SGD, lr=1e20)
+    x, y = data((30,))
+    _, plain, fast = both(model, spec, plan_batches(21, spec, task_rng(0, 0, 0)), x, y)
+    assert not torch.isfinite(plain).all()
+    assert not torch.isfinite(fast).all()

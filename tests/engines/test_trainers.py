@@ -1,17 +1,25 @@
 """Training many tasks at once gives what training each alone gives."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.device.client import Client
-from latecomer.device.flat import flat_model
+from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import plan_batches, task_rng
-from latecomer.engines.trainers import Batched, OneByOne, batch_size, stack_plans
+from latecomer.engines.trainers import (
+    Batched,
+    OneByOne,
+    batch_size,
+    reason_not_to_batch,
+    stack_plans,
+)
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import make_fleet
 from latecomer.strategies.recipe import build_strategy
@@ -105,6 +113,19 @@ def test_plans_of_different_length_are_padded_with_empty_steps():
 def test_batch_size_follows_the_memory():
     model = flat_model("mlp", (100,), 3, (50,))
     floats = 8 * model.layout.size + 4 * 10 * 100
-    assert batch_size(model, 10, 5 * 4 * floats / 2**20) == 5
-    assert batch_size(model, 10, 1e-6) == 1
-    assert batch_size(model, 10, 1e9) == 32
+    assert batch_size(model, SPEC, 10, 5 * 4 * floats / 2**20) == 5
+    assert batch_size(model, SPEC, 10, 1e-6) == 1
+    assert batch_size(model, SPEC, 10, 1e9) == 32
+    clipped = replace(SPEC, clip=1.0)
+    floats += 4 * model.layout.size  # the gradients of a mini-batch of four
+    assert batch_size(model, clipped, 10, 5 * 4 * floats / 2**20) == 5
+
+
+def test_a_network_that_cannot_be_batched_is_found_out():
+    class Choosy(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x if x.mean() > 0 else -x)
+
+    model = FlatModel(lambda: Choosy(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8), 3)
+    assert "cannot be batched" in reason_not_to_batch(model)
+    assert reason_not_to_batch(flat_model("mlp", (4,), 2)) is None

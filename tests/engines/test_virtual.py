@@ -183,3 +183,9 @@ def test_a_busy_server_does_not_run_past_the_end():
     run = ToyRun(toy_server("fedasync"), toy_fleet(), ServerCosts(merge=300.0))
     assert run.until(virtual_seconds=100) == "virtual_seconds"
     assert run.engine.now <= 100
+
+
+def test_a_long_restart_is_no_stand():
+    fleet = toy_fleet(2, crash=0.5, restart_seconds=3e5, detect_seconds=1)
+    run = ToyRun(toy_server("fedasync"), fleet)
+    assert run.until(20) == "updates"

@@ -10,7 +10,14 @@ import pandas as pd
 import pytest
 
 from latecomer.errors import BadInput
-from latecomer.study.compare import cell_text, cells, compare, seconds_to, spread
+from latecomer.study.compare import (
+    cell_text,
+    cells,
+    compare,
+    resume_comparison,
+    seconds_to,
+    spread,
+)
 from latecomer.study.config import Tree, merged
 from latecomer.study.report import write_report
 from latecomer.study.results import Comparison, flatten, load
@@ -206,3 +213,29 @@ def test_spread_has_no_mean_where_a_seed_has_no_value() -> None:
 )
 def test_cells_have_digits_that_make_sense(mean: float, std: float, text: str) -> None:
     assert cell_text(mean, std) == text
+
+
+def test_an_interrupted_comparison_is_finished_by_resuming(tmp_path):
+    """One run is done, one was cut off, two have not begun."""
+    tree = {
+        "fleet": {"devices": 5},
+        "stop": {"updates": 40},
+        "model": {"hidden": [4]},
+        "checkpoint": {"every": 10},
+    }
+    whole = compare(tree, ["fedavg", "fedasync"], [1, 2], tmp_path / "whole")
+    cut = tmp_path / "cut"
+
+    class Killed(BaseException):
+        pass
+
+    def die(cell, summary):
+        raise Killed
+
+    with pytest.raises(Killed):
+        compare(tree, ["fedavg", "fedasync"], [1, 2], cut, told=die)
+    (cut / "fedavg-seed1" / "summary.json").unlink()
+    resumed = resume_comparison(cut)
+    assert resumed["model_hash"].tolist() == whole["model_hash"].tolist()
+    with pytest.raises(BadInput, match="no comparison to resume"):
+        resume_comparison(tmp_path)

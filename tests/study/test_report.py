@@ -87,7 +87,7 @@ class Stop(Silent):
             raise InterruptedRun
 
 
-class InterruptedRun(Exception):
+class InterruptedRun(BaseException):
     pass
 
 

@@ -22,7 +22,7 @@ from latecomer.study.runner import Silent, resume_run, start_run
 MakeConfig = Callable[..., Config]
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Stands for a kill: no checkpoint is written."""
 
 

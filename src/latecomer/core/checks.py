@@ -4,12 +4,15 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from math import isfinite
-from numbers import Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from latecomer.core.messages import Task, Update
+
+MOST_EXAMPLES = 10**9
+LARGEST_METRIC = 1e300
 
 
 class Checks:
@@ -30,12 +33,16 @@ class Checks:
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
         """Why this update must not touch the model, or None; an accepted one is remembered."""
         delta = update.delta
-        if not isinstance(update.num_examples, int) or update.num_examples < 1:
-            return f"num_examples is {update.num_examples!r}, must be a whole number above 0"
-        if not all(isinstance(v, Real) and isfinite(v) for v in update.metrics.values()):
+        if type(update.num_examples) is not int or not 1 <= update.num_examples <= MOST_EXAMPLES:
+            return f"num_examples must be a whole number from 1 to {MOST_EXAMPLES:,}"
+        if not isinstance(update.metrics, Mapping) or not all(
+            type(v) in (int, float) and abs(v) <= LARGEST_METRIC for v in update.metrics.values()
+        ):
             return "a metric is not a finite number"
         if delta is None:
             return None
+        if not isinstance(delta, Tensor):
+            return f"delta is a {type(delta).__name__}, must be a float32 vector"
         if delta.dtype != torch.float32 or delta.dim() != 1:
             return f"delta is {delta.dtype} with {delta.dim()} axes, must be a float32 vector"
         if delta.numel() != task.params.numel():
@@ -54,7 +61,8 @@ class Checks:
         insort(self._sorted, norm)
         if len(self._recent) > self.window:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._reference = max(self._reference, self._sorted[len(self._sorted) // 2])
+        if len(self._recent) >= min(self.warmup, self.window):
+            self._reference = max(self._reference, self._sorted[len(self._sorted) // 2])
 
     def state(self) -> dict[str, Any]:
         return {"recent": list(self._recent), "reference": self._reference}

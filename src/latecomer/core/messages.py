@@ -95,7 +95,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The device cannot take a task for now; its open task may still come in."""
+    """The device waits no longer; its open task may still come in.
+
+    It waits again after `Joined`, and after the arrival of the task it was busy with: an engine
+    that knows better says `Left` once more.
+    """
 
     device: int
 

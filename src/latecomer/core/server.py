@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -98,13 +99,12 @@ class Server:
     def _arrived(self, event: Arrived, out: list[Command]) -> None:
         """Close the task -> base -> route -> compensate; *weigh* and *merge* follow."""
         update, device = event.update, event.device
-        if self.working.get(device) == update.task_id:
+        if device in self.working and self.working[device] == update.task_id:
             del self.working[device]
             self.idle.add(device)
         task, reason = self._admit(event)
         if task is None or reason is not None:
-            fields = {"device": device, "task": update.task_id, "reason": reason}
-            out.append(Note("refusal", fields))
+            out.append(self._refusal(event, task, reason))
             return
         self.accepted += 1
         if update.delta is None:
@@ -127,9 +127,20 @@ class Server:
         else:
             self._merge("arrival", compensated, staleness, out)
 
+    def _refusal(self, event: Arrived, task: Task | None, reason: str | None) -> Note:
+        update = event.update
+        number = update.task_id if isinstance(update.task_id, int) else None
+        fields: dict[str, Any] = {"device": event.device, "task": number, "reason": reason}
+        if task is not None:
+            fields |= {"sent": task.version, "version": self.store.head(self.home(event.device))}
+        if isinstance(update.delta, Tensor):
+            fields["bytes"] = _wire_bytes(update.delta)
+        return Note("refusal", fields)
+
     def _admit(self, event: Arrived) -> tuple[Task | None, str | None]:
         """The task this update answers, closed; or the reason why it is refused."""
-        task = self.open_tasks.get(event.update.task_id)
+        task_id = event.update.task_id
+        task = self.open_tasks.get(task_id) if isinstance(task_id, int) else None
         if task is None:
             return None, "the task is unknown or already closed"
         if task.device != event.device:
@@ -142,10 +153,18 @@ class Server:
         self, kind: str, contribution: Contribution, staleness: int, out: list[Command]
     ) -> None:
         """Weigh -> merge -> commit."""
+        if contribution.lineage not in self.store:
+            # It was absorbed while the contribution was being repaired.
+            lineage = self.store.resolve(contribution.lineage)
+            contribution = replace(contribution, lineage=lineage)
         weight = float(self.strategy.weigh(contribution, self))
         contribution = contribution.weighed(weight)
         out.append(_line(kind, contribution, self, staleness=staleness, weight=weight))
-        result = self.strategy.merge.add(contribution, self)
+        result: Commit | Drop | None
+        if isfinite(weight):
+            result = self.strategy.merge.add(contribution, self)
+        else:
+            result = Drop(f"its weight is {weight}")
         if isinstance(result, Drop):
             task = contribution.task
             fields = {"device": task.device, "task": task.id, "reason": result.reason}

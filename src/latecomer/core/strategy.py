@@ -169,8 +169,8 @@ class AtOnce:
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
         if self.concurrency:
-            free = max(0, self.concurrency - len(view.working))
-            devices = view.idle.sample(free, selection_rng(view))
+            free = min(self.concurrency - len(view.working), len(view.idle))
+            devices = view.idle.sample(free, selection_rng(view)) if free > 0 else []
         else:
             devices = list(view.idle)
         return [Assignment(device, view.home(device)) for device in devices]

@@ -2,7 +2,8 @@
 
 Activations lie as (features, batch), images as (channel, height, width, batch): every inner loop
 runs over contiguous memory, a convolution is a sum of shifted rows without any im2col, and
-flattening costs nothing.
+flattening costs nothing. All of it is in one file, because numba's cache on disk only notices
+changes in the file of the function that is called first.
 """
 
 import numpy as np
@@ -34,7 +35,15 @@ from latecomer.device.program import (
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-fast = njit(cache=True, fastmath=True, nogil=True, boundscheck=False)
+# Sums may be reordered, but NaN and infinity stay what they are: training may diverge, and the
+# server must see that it did.
+fast = njit(
+    cache=True,
+    fastmath={"reassoc", "contract", "arcp", "nsz"},
+    error_model="numpy",
+    nogil=True,
+    boundscheck=False,
+)
 
 
 @fast

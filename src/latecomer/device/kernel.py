@@ -19,11 +19,8 @@ class CompiledKernel:
     """Local SGD on a plain network, compiled with numba (the extra `fast`)."""
 
     def __init__(self, program: Program) -> None:
-        # numba multiplies matrices with the BLAS that scipy brings. Ours are small: more than one
-        # thread only costs. The limit takes effect on libraries that are loaded already.
-        import_module("scipy.linalg.cython_blas")
-        threadpool_limits(1, "blas")
         self.program = program
+        self._limited = False
 
     def covers(self, spec: TrainSpec) -> bool:
         clips = spec.clip == 0 or self.program.only_linear
@@ -33,6 +30,12 @@ class CompiledKernel:
         """What `local_update` computes, to rounding."""
         from latecomer.device.compiled import train
 
+        if not self._limited:
+            # numba multiplies matrices with the BLAS that scipy brings. Ours are small: more than
+            # one thread only costs. The limit takes effect on libraries that are loaded already.
+            import_module("scipy.linalg.cython_blas")
+            threadpool_limits(1, "blas")
+            self._limited = True
         whole = params.detach().clone()
         train(
             self.program.table,

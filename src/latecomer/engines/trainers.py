@@ -16,6 +16,9 @@ from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.device.training import Plan, local_update
+from latecomer.loading import first_line
+
+Signature = tuple[TrainSpec, str]
 
 
 class Trainer(Protocol):
@@ -65,14 +68,14 @@ class OneByOne:
 class Batched:
     """Trains the task that is asked for together with those that will be asked for next.
 
-    Only tasks of the same training program go together. Results that are not asked for yet are
-    part of the state: sums in a batch are rounded differently than alone, and a resumed run must
-    find the numbers that the uninterrupted one would have.
+    Only tasks of the same training program and sub-model go together. Results that are not asked
+    for yet are part of the state: sums in a batch are rounded differently than alone, and a
+    resumed run must find the numbers that the uninterrupted one would have.
     """
 
     def __init__(self, clients: Mapping[int, Client], model: FlatModel, size: int) -> None:
         self.clients, self.model, self.size = clients, model, size
-        self._waiting: dict[TrainSpec, dict[int, tuple[float, Task]]] = {}
+        self._waiting: dict[Signature, dict[int, tuple[float, Task]]] = {}
         self._ready: dict[int, Update] = {}
 
     def examples(self, task: Task) -> int:
@@ -80,7 +83,7 @@ class Batched:
 
     def expect(self, task: Task, arrives: float) -> None:
         if task.id not in self._ready:
-            self._waiting.setdefault(task.spec, {})[task.id] = (arrives, task)
+            self._waiting.setdefault(_signature(task), {})[task.id] = (arrives, task)
 
     def update(self, task: Task) -> Update:
         if task.id not in self._ready:
@@ -93,7 +96,7 @@ class Batched:
             waiting.pop(task_id, None)
 
     def _train(self, task: Task) -> None:
-        waiting = self._waiting[task.spec]
+        waiting = self._waiting[_signature(task)]
         del waiting[task.id]
         # By arrival, then by id, which no two tasks share: never compares two tasks.
         soonest = nsmallest(
@@ -134,9 +137,36 @@ class Batched:
         self._ready = dict(state["ready"])
 
 
-def batch_size(model: FlatModel, examples: int, memory_mb: float) -> int:
-    """How many tasks fit: parameters, their gradient, momentum and copies, and the data."""
-    floats = 8 * model.layout.size + 4 * examples * int(torch.tensor(model.input_shape).prod())
+def _signature(task: Task) -> Signature:
+    return task.spec, "" if task.submodel is None else task.submodel.name
+
+
+def reason_not_to_batch(model: FlatModel) -> str | None:
+    """Why this network cannot be trained in batches; None if it can. Tried out on two."""
+    params = torch.stack([model.init(0)] * 2)
+    x = torch.zeros(2, 1, *model.input_shape)
+    y = torch.zeros(2, 1, dtype=torch.int64)
+    plan = Plan(torch.zeros(2, 1, 1, dtype=torch.int64), torch.ones(2, 1, 1))
+
+    def train(params: Tensor, x: Tensor, y: Tensor, order: Tensor, mask: Tensor) -> Tensor:
+        plan = Plan(order, mask)
+        return local_update(model, params, x, y, TrainSpec(), plan, functional=True, ragged=True)
+
+    try:
+        torch.func.vmap(train)(params, x, y, *plan)
+    except Exception as error:  # whatever a user's network does under vmap
+        return f"its network cannot be batched: {first_line(error)}"
+    return None
+
+
+def batch_size(model: FlatModel, spec: TrainSpec, examples: int, memory_mb: float) -> int:
+    """How many tasks fit, roughly: parameters, gradients, momentum and copies, and the data.
+
+    Activations are not counted; gradients of single examples are, if they are clipped.
+    """
+    features = int(torch.tensor(model.input_shape).prod())
+    copies = 8 + (min(spec.batch_size, examples) if spec.clip else 0)
+    floats = copies * model.layout.size + 4 * examples * features
     return max(1, min(32, int(memory_mb * 2**20 // (4 * floats))))
 
 

@@ -132,10 +132,15 @@ class VirtualEngine:
         next_at = max(self._heap[0][0], self._free_at)
         if bounds.virtual_seconds and next_at > bounds.virtual_seconds:
             return "virtual_seconds"
-        idle_for = next_at - self._active_at
-        if not self.server.open_tasks and idle_for > 2 * self.fleet.longest_period:
+        if not self.server.open_tasks and self._stands(next_at - self._active_at):
             return "the fleet has come to a stand: no device is given a task any more"
         return None
+
+    def _stands(self, idle_for: float) -> bool:
+        """Windows open and close, and nothing else has been going on for a long time."""
+        if idle_for <= 2 * self.fleet.longest_period:
+            return False
+        return all(isinstance(item, Opens | Closes) for _, _, item in self._heap)
 
     def _step(self, max_updates: int) -> None:
         """Handle everything that happens at the next moment."""
@@ -174,6 +179,7 @@ class VirtualEngine:
                 yield item
                 yield from self._left_if_closed(device, time)
             case Failed() | Ready() | Due():
+                self._active_at = time
                 yield item
 
     def _left_if_closed(self, device: int, time: float) -> Iterable[Event]:
@@ -193,7 +199,7 @@ class VirtualEngine:
             case Note(kind, fields):
                 if kind == "dispatch":
                     self.bytes_down += fields["bytes"]
-                elif kind == "arrival":
+                elif kind in ("arrival", "refusal"):
                     self.bytes_up += fields.get("bytes", 0)
                 if self.on_note:
                     self.on_note(self.now, command)

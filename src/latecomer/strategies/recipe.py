@@ -103,7 +103,9 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
         for key, p in parameters.items()
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
-    model = create_model("Options", __config__=ConfigDict(strict=False), **fields)
+    model = create_model(
+        "Options", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields
+    )
     try:
         return dict(model(**options))
     except ValidationError as error:

@@ -14,11 +14,11 @@ import pandas as pd
 import tomli_w
 
 from latecomer.errors import BadInput, RunFailed
-from latecomer.study.config import Config, Tree, merged, parse
+from latecomer.study.config import Config, Tree, merged, parse, read_toml
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
-from latecomer.study.results import flatten
-from latecomer.study.runner import new_folder, start_run
+from latecomer.study.results import flatten, read_json, without_nan
+from latecomer.study.runner import new_folder, resume_run, start_run
 
 SHOWN = {
     "accuracy": "accuracy",
@@ -48,6 +48,9 @@ class Cell:
 
     def config(self) -> Config:
         return parse(self.tree, f"strategy {self.strategy}")
+
+
+Told = Callable[[Cell, Mapping[str, Any]], None]
 
 
 def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -80,7 +83,7 @@ def compare(
     folder: Path,
     jobs: int = 1,
     target: float | None = None,
-    told: Callable[[Cell, Mapping[str, Any]], None] = lambda cell, summary: None,
+    told: Told = lambda cell, summary: None,
 ) -> pd.DataFrame:
     """Run every cell in its own folder; writes compare.csv and compare.json."""
     if len(set(strategies)) != len(strategies) or len(set(seeds)) != len(seeds):
@@ -90,8 +93,27 @@ def compare(
         # Everything that can be wrong is found before the first hour of work.
         Experiment(cell.config())
     new_folder(folder)
+    plan = {"strategies": list(strategies), "seeds": list(seeds), "target": target}
+    write_atomically(folder / "plan.json", json.dumps(plan) + "\n")
     # Not config.toml: that would make the folder look like a run that can be resumed.
     write_atomically(folder / "compare.toml", tomli_w.dumps(tree))
+    return _run_all(planned, folder, jobs, target, told)
+
+
+def resume_comparison(
+    folder: Path, jobs: int = 1, told: Told = lambda cell, summary: None
+) -> pd.DataFrame:
+    """Finish a comparison that was interrupted: what is done is taken as it is."""
+    if not (folder / "plan.json").is_file() or not (folder / "compare.toml").is_file():
+        raise BadInput(f"{folder}: no comparison to resume here (it has no compare.toml)")
+    plan, tree = read_json(folder / "plan.json"), read_toml(folder / "compare.toml")
+    planned = cells(tree, plan["strategies"], plan["seeds"])
+    return _run_all(planned, folder, jobs, plan["target"], told)
+
+
+def _run_all(
+    planned: Sequence[Cell], folder: Path, jobs: int, target: float | None, told: Told
+) -> pd.DataFrame:
     summaries: dict[int, dict[str, Any]] = {}
     done = _one_by_one(planned, folder) if jobs == 1 else _side_by_side(planned, folder, jobs)
     for index, summary in done:
@@ -121,7 +143,7 @@ def write_comparison(
         "runs": [{"strategy": c.strategy, "seed": c.seed, "folder": c.folder} for c, _ in runs],
         "table": json.loads(spread(table).to_json(orient="index")),
     }
-    write_atomically(folder / "compare.json", json.dumps(document, indent=2) + "\n")
+    write_atomically(folder / "compare.json", json.dumps(without_nan(document), indent=2) + "\n")
     return table
 
 
@@ -167,12 +189,17 @@ def _side_by_side(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         futures = {pool.submit(_run_cell, c, folder): i for i, c in enumerate(planned)}
-        for future in as_completed(futures):
-            try:
+        try:
+            for future in as_completed(futures):
                 yield futures[future], future.result()
-            except BrokenProcessPool:
-                raise RunFailed("a run was killed from outside (out of memory?)") from None
+        except BrokenProcessPool:
+            raise RunFailed("a run was killed from outside (out of memory?)") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
-    return start_run(cell.config(), folder / cell.folder)
+    own = folder / cell.folder
+    if (own / "config.toml").is_file():
+        return resume_run(own)
+    return start_run(cell.config(), own)

@@ -1,7 +1,7 @@
 """Evaluation: the model that each device would use, on central and on the devices' own data."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,6 @@ class ClientAccuracy:
     mean: float | None
     worst: float | None
     late_mean: float | None
-    by_device: Mapping[int, float]
 
 
 class Evaluator:
@@ -63,14 +62,12 @@ class Evaluator:
             pieces = torch.split(right, [len(p.y) for p in parts])
             found.update({d: piece.mean().item() for d, piece in zip(devices, pieces, strict=True)})
         late = [found[d] for d in self.experiment.fleet.late if d in found]
-        return ClientAccuracy(
-            _mean(found.values()), min(found.values(), default=None), _mean(late), found
-        )
+        return ClientAccuracy(_mean(found.values()), min(found.values(), default=None), _mean(late))
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The output of every model on the same data, several models at a time."""
-        if len(models) == 1:
-            yield self._logits(models[0], x)
+        if len(models) == 1 or self.experiment.vmap_trouble:
+            yield from (self._logits(model, x) for model in models)
             return
         several = torch.func.vmap(self.experiment.model.logits, in_dims=(0, None))
         for start in range(0, len(models), MODELS_AT_ONCE):

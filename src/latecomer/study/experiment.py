@@ -14,7 +14,7 @@ from latecomer.data.sources import load
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
-from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
+from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size, reason_not_to_batch
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, epoch_seconds, make_fleet, with_lateness
@@ -177,7 +177,13 @@ class Experiment:
 
     def _check_that_time_passes(self) -> None:
         stop = self.config.stop
-        if not (self.epoch_seconds or stop.updates or self.recipe.pooled):
+        one = self._one_machine().devices[0]
+        passes = (
+            one.seconds_per_example + one.seconds_per_task
+            if self.recipe.pooled
+            else (self.epoch_seconds)
+        )
+        if not (passes or stop.updates or (stop.epochs and self.recipe.pooled)):
             raise BadInput(
                 "fleet: a task takes no time at all, so stop.virtual_seconds is never reached;"
                 " give fleet.seconds_per_task or stop.updates"
@@ -185,22 +191,39 @@ class Experiment:
 
     def _choose_kernel(self) -> None:
         """Fill in how local training is computed; never by timing, so that a run is repeatable."""
-        kernel, found = self.config.engine.kernel, compiled_kernel(self.model)
-        why = "as configured"
-        if kernel == "compiled" and isinstance(found, str):
-            raise BadInput(f"engine.kernel = 'compiled': {found}")
+        kernel, why = self.config.engine.kernel, "as configured"
+        compiled = self._compiled_kernel()
+        if kernel == "compiled" and isinstance(compiled, str):
+            raise BadInput(f"engine.kernel = 'compiled': {compiled}")
+        if kernel == "batched" and self.vmap_trouble:
+            raise BadInput(f"engine.kernel = 'batched': {self.vmap_trouble}")
         if kernel == "auto":
-            if isinstance(found, CompiledKernel) and self._planned_steps() >= WORTH_COMPILING:
+            if not isinstance(compiled, str) and self._planned_steps() >= WORTH_COMPILING:
                 kernel, why = "compiled", "a plain network and much to do"
-            elif len(self.clients) > 1:
-                kernel, why = "batched", found if isinstance(found, str) else "little to do"
-            else:
+            elif len(self.clients) == 1:
                 kernel, why = "plain", "a single device"
-        if kernel == "compiled" and isinstance(found, CompiledKernel):
-            self.model.kernel = found
+            elif self.vmap_trouble:
+                kernel, why = "plain", self.vmap_trouble
+            else:
+                kernel, why = "batched", compiled if isinstance(compiled, str) else "little to do"
+        if kernel == "compiled" and not isinstance(compiled, str):
+            self.model.kernel = compiled
         self.kernel_choice = f"{kernel} ({why})"
         chosen = self.config.engine.model_copy(update={"kernel": kernel})
         self.config = self.config.model_copy(update={"engine": chosen})
+
+    def _compiled_kernel(self) -> CompiledKernel | str:
+        """The kernel, if it covers what this strategy has its devices do; else the reason."""
+        found = compiled_kernel(self.model)
+        spec = self.recipe.make(self.config.strategy.options).prepare(self.spec)
+        if isinstance(found, CompiledKernel) and not found.covers(spec):
+            return "it does not cover this training program (see docs/speed.md)"
+        return found
+
+    @cached_property
+    def vmap_trouble(self) -> str | None:
+        """Why several models cannot be computed at once; None if they can."""
+        return reason_not_to_batch(self.model)
 
     def _planned_steps(self) -> float:
         """Local training steps until the nearest bound, roughly."""
@@ -213,13 +236,13 @@ class Experiment:
         bounds = [float(stop.updates), float(stop.epochs * devices)]
         if stop.virtual_seconds and self.epoch_seconds:
             bounds.append(stop.virtual_seconds / self.epoch_seconds * devices)
-        return steps * min(bound for bound in bounds if bound)
+        return steps * min((bound for bound in bounds if bound), default=0.0)
 
     def _trainer(self) -> Trainer:
         if self.config.engine.kernel != "batched":
             return OneByOne(self.clients)
         examples = max(len(client.y) for client in self.clients.values())
-        size = batch_size(self.model, examples, self.config.engine.memory_mb)
+        size = batch_size(self.model, self.spec, examples, self.config.engine.memory_mb)
         return Batched(self.clients, self.model, size)
 
     def _one_machine(self) -> Fleet:

@@ -47,21 +47,19 @@ def write_report(folder: Path) -> Path:
 
 
 def _run_page(run: Result) -> str:
-    metrics, events = run.metrics, run.events
-    curves = {"accuracy": metrics, "balanced accuracy": metrics, "macro-F1": metrics}
+    metrics = run.metrics
     columns = {
         "accuracy": "accuracy",
         "balanced accuracy": "balanced_accuracy",
         "macro-F1": "macro_f1",
+        "affected classes": "accuracy_affected",
     }
-    if metrics["accuracy_affected"].notna().any():
-        curves["affected classes"] = metrics
-        columns["affected classes"] = "accuracy_affected"
+    shown = {name: column for name, column in columns.items() if metrics[column].notna().any()}
     figures = [
-        _curves([(n, m["virtual_seconds"], m[columns[n]]) for n, m in curves.items()], TIME),
-        _curves([(n, m["updates"], m[columns[n]]) for n, m in curves.items()], UPDATES),
-        _staleness([(run.folder.name, events)]),
+        _curves([(name, metrics[axis[0]], metrics[c]) for name, c in shown.items()], axis)
+        for axis in (TIME, UPDATES)
     ]
+    figures.append(_staleness([(run.folder.name, run.staleness)]))
     title, facts = "Latecomer run", ""
     if (run.folder / "summary.json").is_file():
         s = run.summary
@@ -85,12 +83,11 @@ def _comparison_page(comparison: Comparison) -> str:
     by_strategy: dict[str, list[Result]] = {}
     for (strategy, _), run in runs.items():
         by_strategy.setdefault(strategy, []).append(run)
-    figures = [
-        _bands({name: [r.metrics for r in some] for name, some in by_strategy.items()}, axis)
-        for axis in (TIME, UPDATES)
-    ]
-    first = [(name, some[0].events) for name, some in by_strategy.items()]
-    figures.append(_staleness(first))
+    metrics = {name: [r.metrics for r in some] for name, some in by_strategy.items()}
+    figures = [_bands(metrics, axis, "accuracy") for axis in (TIME, UPDATES)]
+    if all(run["accuracy_affected"].notna().any() for some in metrics.values() for run in some):
+        figures.insert(1, _bands(metrics, TIME, "accuracy_affected"))
+    figures.append(_staleness([(name, some[0].staleness) for name, some in by_strategy.items()]))
     body = f'<div class="wide">{_table(comparison.table)}</div>' + _embed(figures)
     return PAGE.format(title="Latecomer comparison", body=body)
 
@@ -106,15 +103,16 @@ def _curves(lines: Iterable[tuple[str, Any, Any]], axis: tuple[str, str]) -> go.
     return figure
 
 
-def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str]) -> go.Figure:
+def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str], column: str) -> go.Figure:
     """Mean over seeds as a line, their range as a band."""
-    figure = _figure(f"Accuracy over {axis[1]} (line: mean, band: range)", axis[1], "accuracy")
+    what = "Accuracy" if column == "accuracy" else "Accuracy on the affected classes"
+    figure = _figure(f"{what} over {axis[1]}<br>line: mean, band: range", axis[1], "accuracy")
     for (name, runs), colour in zip(groups.items(), cycle(COLOURS), strict=False):
         end = min(run[axis[0]].iloc[-1] for run in runs)
         grid = pd.Index(sorted({x for run in runs for x in run[axis[0]] if x <= end}))
         aligned = pd.DataFrame(
             {
-                k: run.groupby(axis[0])["accuracy"].last().reindex(grid, method="ffill")
+                k: run.groupby(axis[0])[column].last().reindex(grid, method="ffill")
                 for k, run in enumerate(runs)
             }
         )
@@ -136,16 +134,11 @@ def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str]) -> go.F
     return figure
 
 
-def _staleness(groups: Iterable[tuple[str, pd.DataFrame]]) -> go.Figure:
+def _staleness(groups: Iterable[tuple[str, dict[int, int]]]) -> go.Figure:
     figure = _figure("Staleness of arriving updates", "staleness (commits)", "updates")
-    for (name, events), colour in zip(groups, cycle(COLOURS), strict=False):
-        if "staleness" not in events:
-            continue
-        counts = events.loc[events["event"] == "arrival", "staleness"].dropna().astype(int)
-        counts = counts.value_counts().sort_index()
-        figure.add_bar(
-            x=counts.index.tolist(), y=counts.tolist(), name=name, marker_color=colour, opacity=0.7
-        )
+    for (name, counts), colour in zip(groups, cycle(COLOURS), strict=False):
+        x, y = list(counts), list(counts.values())
+        figure.add_bar(x=x, y=y, name=name, marker_color=colour, opacity=0.7)
     figure.update_layout(barmode="overlay")
     return figure
 
@@ -167,7 +160,7 @@ def _figure(title: str, x: str, y: str) -> go.Figure:
 def _embed(figures: Iterable[go.Figure]) -> str:
     """The charts, with the chart library inside the page once."""
     return "".join(
-        figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False})
+        figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displayModeBar": "hover"})
         for i, figure in enumerate(figures)
     )
 

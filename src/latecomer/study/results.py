@@ -1,15 +1,20 @@
 """Reading runs back: a folder as a pandas-friendly object."""
 
 import json
+import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from latecomer.errors import BadInput
+
+STALENESS = re.compile(r'"staleness":(\d+)[,}]')
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,21 @@ class Result:
             return pd.read_json(StringIO(text[: text.rfind("\n") + 1]), lines=True)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path}: cannot be read: {error}") from error
+
+    @cached_property
+    def staleness(self) -> dict[int, int]:
+        """How many arriving updates had which staleness; reads the log line by line."""
+        path, counts = self.folder / "events.jsonl", Counter[int]()
+        try:
+            with path.open(encoding="utf-8") as lines:
+                for line in lines:
+                    if not line.startswith("{"):
+                        raise ValueError("a line is no event")
+                    if '"event":"arrival"' in line and (found := STALENESS.search(line)):
+                        counts[int(found[1])] += 1
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path}: cannot be read: {error}") from error
+        return dict(sorted(counts.items()))
 
     @cached_property
     def config(self) -> str:
@@ -96,6 +116,15 @@ def read_json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from error
+
+
+def without_nan(value: Any) -> Any:
+    """The same with None for every number that JSON cannot say."""
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def flatten(summary: dict[str, Any]) -> dict[str, Any]:

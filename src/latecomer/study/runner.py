@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from types import FrameType
 from typing import Any, Protocol
 
@@ -18,13 +19,14 @@ from latecomer.core.messages import Note
 from latecomer.core.params import digest
 from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput, RunFailed
+from latecomer.loading import first_line
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.metrics import Scores
-from latecomer.study.results import read_json
+from latecomer.study.results import read_json, without_nan
 
 # Tasks per device without one usable update, after which a run gives up.
 STUCK = 50
@@ -73,7 +75,7 @@ def start_run(
     """Run from the beginning in a new folder; returns the summary."""
     experiment = Experiment(config, strategy)
     new_folder(folder)
-    with _disk_troubles_told(folder):
+    with _troubles_told(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
@@ -86,19 +88,26 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     if summary.is_file():
         return read_json(summary)
     experiment = Experiment(load_config(folder / "config.toml"))
-    with _disk_troubles_told(folder):
+    with _troubles_told(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
 @contextmanager
-def _disk_troubles_told(folder: Path) -> Iterator[None]:
+def _troubles_told(folder: Path) -> Iterator[None]:
+    """Whatever goes wrong in a run is one line that says where; the cause stays attached."""
     try:
         yield
+    except (BadInput, RunFailed):
+        raise
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunFailed(
             f"{folder}: {reason}; when that is mended, `latecomer run --resume {folder}`"
         ) from error
+    except Exception as error:  # a user's model or strategy may raise anything
+        frame = extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise RunFailed(f"{folder}: {first_line(error)} (at {place})") from error
 
 
 class _Run:
@@ -116,9 +125,10 @@ class _Run:
         self.engine.on_note = self._log
         self.bounds = experiment.bounds(self.server.strategy)
         self.checkpoints = Checkpoints(folder / "checkpoint")
-        self.evaluated_at = -1
+        self.evaluated_at = self.evaluated_version = -1
         self.wall_before = 0.0
         self.staleness = {"count": 0, "sum": 0, "max": 0}
+        self.lost = {"refusal": 0, "drop": 0}
         self.last: Scores | None = None
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
@@ -128,8 +138,7 @@ class _Run:
             self.events.file.close()
             raise
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
-        self.moved_at = (self.server.accepted, self.server.tasks_given)
-        self.last_loss = ""
+        self.moved_at, self.losses, self.last_loss = self.server.accepted, 0, ""
         self.begun = time.monotonic()
         self.interrupted = False
 
@@ -156,7 +165,10 @@ class _Run:
                 f"interrupted after {self.server.accepted} updates; go on with"
                 f" `latecomer run --resume {self.folder}`"
             )
-        if self.evaluated_at < self.server.accepted:
+        if (self.evaluated_at, self.evaluated_version) != (
+            self.server.accepted,
+            self.server.store.commits,
+        ):
             self._evaluate()
         return self._finish(reason)
 
@@ -173,13 +185,12 @@ class _Run:
 
     def _check_that_it_moves(self) -> None:
         """A run whose updates are all lost or refused would go on for ever."""
-        accepted, given = self.server.accepted, self.server.tasks_given
-        if accepted != self.moved_at[0]:
-            self.moved_at = (accepted, given)
-        elif given - self.moved_at[1] > STUCK * len(self.experiment.clients):
+        if self.server.accepted != self.moved_at:
+            self.moved_at, self.losses = self.server.accepted, 0
+        elif self.losses > STUCK * len(self.experiment.clients):
             raise RunFailed(
-                f"{self.folder}: none of the last {given - self.moved_at[1]} tasks gave an update"
-                f" that could be used; the last one: {self.last_loss}"
+                f"{self.folder}: none of the last {self.losses} tasks gave an update that could"
+                f" be used; the last one: {self.last_loss}"
             )
 
     def _share(self) -> float:
@@ -193,6 +204,7 @@ class _Run:
 
     def _evaluate(self) -> None:
         self.evaluated_at = self.server.accepted
+        self.evaluated_version = self.server.store.commits
         self.last = self.evaluator.central(self.server)
         row: dict[str, Any] = {
             "updates": self.server.accepted,
@@ -208,7 +220,10 @@ class _Run:
 
     def _log(self, moment: float, note: Note) -> None:
         self.events.write(moment, note)
-        self.last_loss = note.fields.get("reason", self.last_loss)
+        if note.kind in self.lost:
+            self.lost[note.kind] += 1
+            self.losses += 1
+            self.last_loss = note.fields["reason"]
         staleness = note.fields.get("staleness")
         if note.kind == "arrival" and staleness is not None:
             self.staleness["count"] += 1
@@ -225,9 +240,10 @@ class _Run:
         state = {
             "server": self.server.state(),
             "engine": self.engine.state(),
-            "evaluated_at": self.evaluated_at,
+            "evaluated": [self.evaluated_at, self.evaluated_version],
             "wall": self._wall(),
             "staleness": dict(self.staleness),
+            "lost": dict(self.lost),
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -254,8 +270,9 @@ class _Run:
         for lineage in self.server.store.lineages:
             if (found := self.server.store.head_params(lineage).numel()) != size:
                 raise ValueError(f"a model of {found} parameters, by config.toml it has {size}")
-        self.evaluated_at, self.wall_before = state["evaluated_at"], state["wall"]
-        self.staleness = dict(state["staleness"])
+        self.evaluated_at, self.evaluated_version = state["evaluated"]
+        self.wall_before = state["wall"]
+        self.staleness, self.lost = dict(state["staleness"]), dict(state["lost"])
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -275,7 +292,8 @@ class _Run:
         summary = self._summary(reason, wall)
         self._close()
         # Last, because its presence says that the run is complete.
-        write_atomically(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        text = json.dumps(without_nan(summary), indent=2, allow_nan=False)
+        write_atomically(self.folder / "summary.json", text + "\n")
         return summary
 
     def _close(self) -> None:
@@ -312,10 +330,21 @@ class _Run:
                 "late_mean": own.late_mean,
             },
             "model_hash": self._hash(),
+            "refused": self.lost["refusal"],
+            "dropped": self.lost["drop"],
             "ended_by": reason,
             "late_devices": sorted(self.experiment.fleet.late),
-            "notes": list(self.experiment.notes),
+            "notes": [*self.experiment.notes, *self._warnings()],
         }
+
+    def _warnings(self) -> list[str]:
+        refused, accepted = self.lost["refusal"], self.server.accepted
+        if refused <= accepted:
+            return []
+        return [
+            f"{refused} updates were refused and only {accepted} accepted; the last reason:"
+            f" {self.last_loss}. Does training diverge? Try a smaller training.lr"
+        ]
 
     def _used_lineages(self) -> list[str]:
         users = range(len(self.experiment.federation.clients))

@@ -14,6 +14,7 @@ from latecomer.study.compare import SHOWN, cell_text, spread
 from latecomer.study.experiment import Experiment
 
 LINE_EVERY_SECONDS = 2.0
+NARROW = ("accuracy", "accuracy_affected", "seconds_to_target", "staleness_mean")
 
 
 def span(seconds: float) -> str:
@@ -116,6 +117,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         ("  worst device", _share(own["worst"])),
         ("  late devices", _share(own["late_mean"])),
         ("client updates", f"{summary['updates']:,}"),
+        ("  refused, dropped", _lost(summary)),
         ("model versions", f"{summary['versions']:,}"),
         (
             "staleness, mean and largest",
@@ -134,10 +136,15 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def comparison_table(table: pd.DataFrame) -> Table:
-    """Mean and spread over seeds, a row per strategy."""
+def _lost(summary: Mapping[str, Any]) -> str:
+    refused, dropped = summary["refused"], summary["dropped"]
+    return f"{refused:,}, {dropped:,}" if refused or dropped else "-"
+
+
+def comparison_table(table: pd.DataFrame, narrow: bool) -> Table:
+    """Mean and spread over seeds, a row per strategy; a narrow one has the main columns only."""
     stats = spread(table)
-    columns = [c for c in SHOWN if f"{c}_mean" in stats]
+    columns = [c for c in (NARROW if narrow else SHOWN) if f"{c}_mean" in stats]
     shown = Table(box=None, pad_edge=False)
     for name in ("strategy", *(SHOWN[c] for c in columns)):
         shown.add_column(name, no_wrap=True, justify="left" if name == "strategy" else "right")
