@@ -65,6 +65,8 @@ def run(
         typer.echo(folder)
         return
     console.print(summary_table(summary))
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 

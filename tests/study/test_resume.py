@@ -372,6 +372,27 @@ def test_sigkill_in_mid_run(scenario: Path) -> None:
     same_files(scenario / "whole", cut)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(recipes()) - {"fedbuff"}))
+def test_sigkill_for_every_other_recipe(scenario: Path, name: str) -> None:
+    config = (scenario / "config.toml").read_text().replace("fedbuff", name)
+    (scenario / f"{name}.toml").write_text(config)
+    start_run(load_config(scenario / f"{name}.toml"), scenario / f"whole-{name}")
+    cut = scenario / f"killed-{name}"
+    code, _ = stop_when(
+        scenario,
+        lambda: saved_updates(cut) >= 100,
+        signal.SIGKILL,
+        f"{name}.toml",
+        "--out",
+        f"killed-{name}",
+    )
+    assert code == -signal.SIGKILL
+    assert not (cut / "summary.json").exists()
+    resume_run(cut)
+    same_files(scenario / f"whole-{name}", cut)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )

@@ -334,7 +334,8 @@ class _Run:
             "dropped": self.lost["drop"],
             "ended_by": reason,
             "late_devices": sorted(self.experiment.fleet.late),
-            "notes": [*self.experiment.notes, *self._warnings()],
+            "notes": list(self.experiment.notes),
+            "warnings": self._warnings(),
         }
 
     def _warnings(self) -> list[str]:
