@@ -15,15 +15,17 @@ SCENARIO = Path(__file__).parents[1] / "examples" / "tiers.toml"
 
 
 def wall_seconds(jobs: int, virtual_seconds: float, folder: Path) -> float:
+    options = {
+        "--strategies": "semi-async,fedasync,fedbuff",
+        "--seeds": "1,2,3,4",
+        "--set": f"stop.virtual_seconds={virtual_seconds}",
+        "--jobs": str(jobs),
+        "--out": str(folder / str(jobs)),
+    }
+    words = [word for pair in options.items() for word in pair]
+    command = [sys.executable, "-m", "latecomer", "compare", str(SCENARIO), "--quiet", *words]
     start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "latecomer", "compare", SCENARIO, "--quiet"]
-        + ["--strategies", "semi-async,fedasync,fedbuff", "--seeds", "1,2,3,4"]
-        + ["--set", f"stop.virtual_seconds={virtual_seconds}"]
-        + ["--jobs", str(jobs), "--out", folder / str(jobs)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
