@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import latecomer
 from latecomer import cli
 
 TINY = """
@@ -446,3 +447,10 @@ def test_what_is_heavy_is_imported_late(body: str) -> None:
     code = PROBE.format(body=body, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "latecomer", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"latecomer {latecomer.__version__}\n")

@@ -213,7 +213,7 @@ def _catalogue(what: str) -> list[tuple[str, str, str]]:
     raise BadInput(f"list {what!r}: must be one of strategies, datasets, models, fleets")
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def entry(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True)

@@ -6,7 +6,7 @@ result is needed and never for a task that is lost. All randomness comes from st
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class VirtualEngine:
         server: Server,
         fleet: Fleet,
         trainer: Trainer,
-        devices: Iterable[int],
+        devices: Collection[int],
         costs: ServerCosts | None = None,
         on_note: Callable[[float, Note], None] | None = None,
     ) -> None:
@@ -102,9 +102,10 @@ class VirtualEngine:
         self._away: set[int] = set()  # devices that restart, or will never come back
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
+        self._windowed = {device for device in devices if fleet.has_windows(device)}
         for device in devices:
             opens = fleet.first_open(device, 0.0)
-            self._push(opens, Opens(device) if fleet.has_windows(device) else Joined(device))
+            self._push(opens, Opens(device) if device in self._windowed else Joined(device))
 
     def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
         """Run to the first bound; `after_step` ends it early by returning False. Says why."""
@@ -183,7 +184,7 @@ class VirtualEngine:
                 yield item
 
     def _left_if_closed(self, device: int, time: float) -> Iterable[Event]:
-        if self.fleet.has_windows(device) and self.fleet.first_open(device, time) > time:
+        if device in self._windowed and self.fleet.first_open(device, time) > time:
             yield Left(device)
 
     def _result(self, task_id: int) -> Update:
