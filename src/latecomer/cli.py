@@ -96,8 +96,6 @@ def compare(
 
     if resume is not None and (config or strategies or settings or out):
         raise BadInput("--resume takes no CONFIG, --strategies, --set or --out: all are in DIR")
-    if resume is None and config is None:
-        raise BadInput("Missing argument 'CONFIG'.")
 
     from latecomer.study.compare import compare as compare_all
     from latecomer.study.compare import resume_comparison
@@ -112,9 +110,11 @@ def compare(
             line = f"{cell.strategy}, seed {cell.seed}: accuracy {summary['accuracy']:.3f}"
             console.print(line, highlight=False)
 
-    if resume is not None or config is None:
-        folder = resume or Path()
+    if resume is not None:
+        folder = resume
         table = resume_comparison(folder, jobs, told)
+    elif config is None:
+        raise BadInput("Missing argument 'CONFIG'.")
     else:
         tree = with_settings(read_toml(config), settings or [])
         names = _listed(strategies, "--strategies", str)

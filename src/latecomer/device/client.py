@@ -31,6 +31,10 @@ class Client:
             self.num_examples, task.spec, task_rng(self.seed, self.device, task.number)
         )
 
+    def examples(self, task: Task) -> int:
+        """How many examples this task passes through, every pass counted."""
+        return self.num_examples * task.spec.local_epochs
+
     def perform(self, task: Task) -> Update:
         """Train as the task says; the same task always gives the same update."""
         plan = self.plan(task)

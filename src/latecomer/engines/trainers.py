@@ -47,7 +47,7 @@ class OneByOne:
     clients: Mapping[int, Client]
 
     def examples(self, task: Task) -> int:
-        return self.clients[task.device].num_examples * task.spec.local_epochs
+        return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
         """Nothing to prepare."""
@@ -79,7 +79,7 @@ class Batched:
         self._ready: dict[int, Update] = {}
 
     def examples(self, task: Task) -> int:
-        return self.clients[task.device].num_examples * task.spec.local_epochs
+        return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
         if task.id not in self._ready:

@@ -17,7 +17,7 @@ from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size, reason_not_to_batch
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
-from latecomer.fleet.fleet import Fleet, epoch_seconds, make_fleet, with_lateness
+from latecomer.fleet.fleet import OVERRIDES, Fleet, epoch_seconds, make_fleet, with_lateness
 from latecomer.fleet.late import choose_late, lateness
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
@@ -131,8 +131,7 @@ class Experiment:
 
     def _fleet(self, config: Config) -> Fleet:
         settings = config.fleet
-        names = ("seconds_per_example", "seconds_per_task", "down", "up", "latency", "jitter")
-        overrides = {name: getattr(settings, name) for name in (*names, "dropout", "crash")}
+        overrides = {name: getattr(settings, name) for name in OVERRIDES}
         devices = len(self.federation.clients)
         fleet = make_fleet(settings.profile, devices, settings.path, config.seed, overrides)
         late = settings.late
@@ -176,14 +175,9 @@ class Experiment:
         )
 
     def _check_that_time_passes(self) -> None:
-        stop = self.config.stop
-        one = self._one_machine().devices[0]
-        passes = (
-            one.seconds_per_example + one.seconds_per_task
-            if self.recipe.pooled
-            else (self.epoch_seconds)
-        )
-        if not (passes or stop.updates or (stop.epochs and self.recipe.pooled)):
+        stop, pooled = self.config.stop, self.recipe.pooled
+        takes = self._one_machine().devices[0].compute_seconds(1) if pooled else self.epoch_seconds
+        if not (takes or stop.updates or (stop.epochs and pooled)):
             raise BadInput(
                 "fleet: a task takes no time at all, so stop.virtual_seconds is never reached;"
                 " give fleet.seconds_per_task or stop.updates"
@@ -229,7 +223,7 @@ class Experiment:
         """Local training steps until the nearest bound, roughly."""
         stop = self.config.stop
         devices = len(self.clients)
-        sizes = [len(client.y) for client in self.clients.values()]
+        sizes = [client.num_examples for client in self.clients.values()]
         steps = self.spec.local_epochs * float(
             np.mean([-(-n // self.spec.batch_size) for n in sizes])
         )
@@ -241,7 +235,7 @@ class Experiment:
     def _trainer(self) -> Trainer:
         if self.config.engine.kernel != "batched":
             return OneByOne(self.clients)
-        examples = max(len(client.y) for client in self.clients.values())
+        examples = max(client.num_examples for client in self.clients.values())
         size = batch_size(self.model, self.spec, examples, self.config.engine.memory_mb)
         return Batched(self.clients, self.model, size)
 

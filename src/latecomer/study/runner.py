@@ -125,7 +125,7 @@ class _Run:
         self.engine.on_note = self._log
         self.bounds = experiment.bounds(self.server.strategy)
         self.checkpoints = Checkpoints(folder / "checkpoint")
-        self.evaluated_at = self.evaluated_version = -1
+        self.evaluated = (-1, -1)  # updates and version of the last evaluation
         self.wall_before = 0.0
         self.staleness = {"count": 0, "sum": 0, "max": 0}
         self.lost = {"refusal": 0, "drop": 0}
@@ -152,7 +152,7 @@ class _Run:
     def _drive(self) -> dict[str, Any]:
         self.progress.started(self.experiment, self.folder)
         self.begun = time.monotonic()
-        if self.evaluated_at < 0:
+        if self.evaluated[0] < 0:
             self._evaluate()
         try:
             with _Signals(self):
@@ -165,16 +165,13 @@ class _Run:
                 f"interrupted after {self.server.accepted} updates; go on with"
                 f" `latecomer run --resume {self.folder}`"
             )
-        if (self.evaluated_at, self.evaluated_version) != (
-            self.server.accepted,
-            self.server.store.commits,
-        ):
+        if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(reason)
 
     def _after_step(self) -> bool:
         every = self.config.evaluate.every
-        if self.server.accepted // every > self.evaluated_at // every:
+        if self.server.accepted // every > self.evaluated[0] // every:
             self._evaluate()
             self.engine.charge_evaluation()
         if self._checkpoint_is_due():
@@ -203,8 +200,7 @@ class _Run:
         )
 
     def _evaluate(self) -> None:
-        self.evaluated_at = self.server.accepted
-        self.evaluated_version = self.server.store.commits
+        self.evaluated = (self.server.accepted, self.server.store.commits)
         self.last = self.evaluator.central(self.server)
         row: dict[str, Any] = {
             "updates": self.server.accepted,
@@ -240,7 +236,7 @@ class _Run:
         state = {
             "server": self.server.state(),
             "engine": self.engine.state(),
-            "evaluated": [self.evaluated_at, self.evaluated_version],
+            "evaluated": self.evaluated,
             "wall": self._wall(),
             "staleness": dict(self.staleness),
             "lost": dict(self.lost),
@@ -270,7 +266,7 @@ class _Run:
         for lineage in self.server.store.lineages:
             if (found := self.server.store.head_params(lineage).numel()) != size:
                 raise ValueError(f"a model of {found} parameters, by config.toml it has {size}")
-        self.evaluated_at, self.evaluated_version = state["evaluated"]
+        self.evaluated = state["evaluated"]
         self.wall_before = state["wall"]
         self.staleness, self.lost = dict(state["staleness"]), dict(state["lost"])
         return dict(state["files"])
