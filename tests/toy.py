@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import take
+from latecomer.device.flat import FlatModel
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.profile import DeviceProfile
@@ -14,6 +16,10 @@ from latecomer.strategies.recipe import build_strategy
 
 SIZE = 6
 EXAMPLES = 10
+# As many parameters as the toy vector has, for strategies that train on the server.
+NETWORK = FlatModel(lambda: nn.Linear(2, 2), (2,), 2)
+# Little effort where a strategy does a lot of work on the server.
+QUICK = {"iterations": 3, "samples": 2, "server_gflops": 1e-5}
 
 
 @dataclass
@@ -47,7 +53,14 @@ def toy_fleet(devices: int = 5, **profile: float) -> Fleet:
 
 
 def toy_server(strategy: str, options: dict | None = None) -> Server:
-    return Server(torch.zeros(SIZE), build_strategy(strategy, options), TrainSpec(), seed=7)
+    quick = QUICK if strategy.startswith("feddc") else {}
+    return Server(
+        torch.zeros(SIZE),
+        build_strategy(strategy, {**quick, **(options or {})}),
+        TrainSpec(lr=0.5),
+        seed=7,
+        networks=lambda submodel: NETWORK if submodel is None else None,
+    )
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch import nn
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
+from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import plan_batches, task_rng
@@ -17,7 +18,6 @@ from latecomer.engines.trainers import (
     Batched,
     OneByOne,
     batch_size,
-    reason_not_to_batch,
     stack_plans,
 )
 from latecomer.engines.virtual import Bounds, VirtualEngine

@@ -1,6 +1,6 @@
 """The server as a pure state machine: events in, commands out. No clock, no thread, no file."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -31,18 +31,23 @@ from latecomer.core.strategy import (
     Assignment,
     Commit,
     Drop,
+    Finishes,
     FollowsLineages,
     Strategy,
+    Tells,
     WaitsForTimer,
 )
 from latecomer.core.submodel import Submodel, take
+
+NOTHING: Mapping[str, float] = {}
 
 
 class Server:
     """Drives one strategy over the store.
 
     `handle` takes all events of one moment, so that an epoch is closed by everybody who arrived
-    at that moment and not by whoever happens to stand first in the queue.
+    at that moment and not by whoever happens to stand first in the queue. `networks` gives the
+    network that devices with a sub-model (None: the whole) train, for strategies that run it too.
     """
 
     def __init__(
@@ -52,12 +57,15 @@ class Server:
         spec: TrainSpec,
         checks: Checks | None = None,
         seed: int = 0,
+        networks: Callable[[Submodel | None], object | None] = lambda submodel: None,
     ) -> None:
         self.store = ModelStore(initial)
         self.strategy = strategy
         self.spec = strategy.prepare(spec)
         self.checks = checks or Checks()
         self.seed = seed
+        self.network = networks
+        self._telling = [part for part in strategy.slots.values() if isinstance(part, Tells)]
         self.idle = Pool()
         self.open_tasks: dict[int, Task] = {}
         self.working: dict[int, int] = {}  # device -> the task it is busy with
@@ -79,7 +87,7 @@ class Server:
                 case Arrived():
                     self._arrived(event, out)
                 case Ready(contribution):
-                    self._merge("compensation", contribution, contribution.staleness, out)
+                    self._ready(contribution, out)
                 case Joined(device, submodel):
                     if submodel is not None or device in self._submodels:
                         self._submodels[device] = submodel
@@ -93,6 +101,8 @@ class Server:
                     self._due(event)
         for commit in self.strategy.merge.settle(self):
             self._commit(commit, out)
+        for part in self._telling:
+            out.extend(part.tell(self))
         self._dispatch(out)
         return out
 
@@ -121,11 +131,28 @@ class Server:
             staleness = self.store.staleness(task.version, lineage)
             contribution = replace(contribution, lineage=lineage, staleness=staleness)
         compensated = self.strategy.compensate(contribution, self)
+        if isinstance(compensated, Contribution):
+            self._merge("arrival", compensated, staleness, out)
+            return
+        out.append(_line("arrival", contribution, self, staleness=staleness))
         if isinstance(compensated, Later):
-            out.append(_line("arrival", contribution, self, staleness=staleness))
             out.append(compensated)
         else:
-            self._merge("arrival", compensated, staleness, out)
+            repaired, told = compensated
+            self._merge("compensation", repaired, staleness, out, told)
+
+    def _ready(self, contribution: Contribution, out: list[Command]) -> None:
+        """A repair has ended; commits made meanwhile count, so it is finished on today's head."""
+        if contribution.lineage not in self.store:
+            # It was absorbed while the contribution was being repaired.
+            lineage = self.store.resolve(contribution.lineage)
+            contribution = replace(contribution, lineage=lineage)
+        task, part = contribution.task, self.strategy.compensate
+        staleness = self.store.staleness(task.version, contribution.lineage)
+        told = NOTHING
+        if isinstance(part, Finishes):
+            contribution, told = part.finish(replace(contribution, staleness=staleness), self)
+        self._merge("compensation", contribution, staleness, out, told)
 
     def _refusal(self, event: Arrived, task: Task | None, reason: str | None) -> Note:
         update = event.update
@@ -150,16 +177,17 @@ class Server:
         return task, self.checks.reason_to_refuse(task, event.update)
 
     def _merge(
-        self, kind: str, contribution: Contribution, staleness: int, out: list[Command]
+        self,
+        kind: str,
+        contribution: Contribution,
+        staleness: int,
+        out: list[Command],
+        told: Mapping[str, float] = NOTHING,
     ) -> None:
         """Weigh -> merge -> commit."""
-        if contribution.lineage not in self.store:
-            # It was absorbed while the contribution was being repaired.
-            lineage = self.store.resolve(contribution.lineage)
-            contribution = replace(contribution, lineage=lineage)
         weight = float(self.strategy.weigh(contribution, self))
         contribution = contribution.weighed(weight)
-        out.append(_line(kind, contribution, self, staleness=staleness, weight=weight))
+        out.append(_line(kind, contribution, self, staleness=staleness, weight=weight, **told))
         result: Commit | Drop | None
         if isfinite(weight):
             result = self.strategy.merge.add(contribution, self)
@@ -174,7 +202,13 @@ class Server:
 
     def _commit(self, commit: Commit, out: list[Command]) -> None:
         version = self.store.commit(commit.lineage, commit.params)
-        fields = {"lineage": commit.lineage, "version": version, "updates": commit.contributions}
+        fields: dict[str, Any] = {
+            "lineage": commit.lineage,
+            "version": version,
+            "updates": commit.contributions,
+        }
+        if commit.stand_ins:
+            fields["stand_ins"] = commit.stand_ins
         out.append(Note("commit", fields))
 
     def _failed(self, task_id: int, reason: str, out: list[Command]) -> None:

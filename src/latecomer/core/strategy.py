@@ -13,6 +13,7 @@ from latecomer.core.messages import (
     Contribution,
     Due,
     Later,
+    Note,
     Stop,
     Task,
     TrainSpec,
@@ -20,6 +21,7 @@ from latecomer.core.messages import (
 from latecomer.core.params import CHUNK, chunks
 from latecomer.core.pool import Pool
 from latecomer.core.store import ModelStore
+from latecomer.core.submodel import Submodel
 
 
 class ServerView(Protocol):
@@ -40,20 +42,30 @@ class ServerView(Protocol):
     @property
     def tasks_given(self) -> int: ...
     def home(self, device: int) -> str: ...
+    def network(self, submodel: Submodel | None) -> object | None:
+        """What a device with this sub-model trains, if the server can run it too."""
 
 
 class Commit(NamedTuple):
-    """A new head for a lineage, made of so many contributions."""
+    """A new head for a lineage, made of so many contributions, and so many stand-ins."""
 
     lineage: str
     params: Tensor
     contributions: int
+    stand_ins: int = 0
 
 
 class Drop(NamedTuple):
     """The merge does not want this contribution."""
 
     reason: str
+
+
+class Repaired(NamedTuple):
+    """A compensated contribution, and what its line in the log tells of the repair."""
+
+    contribution: Contribution
+    told: Mapping[str, float]
 
 
 class Assignment(NamedTuple):
@@ -68,7 +80,7 @@ class Assignment(NamedTuple):
 
 
 Route = Callable[[Contribution, ServerView], str]
-Compensate = Callable[[Contribution, ServerView], Contribution | Later]
+Compensate = Callable[[Contribution, ServerView], Contribution | Repaired | Later]
 Weigh = Callable[[Contribution, ServerView], float]
 Dispatch = Callable[[ServerView], Iterable[Assignment | Later | Stop]]
 
@@ -96,6 +108,20 @@ class WaitsForTimer(Protocol):
     """A part that set a timer with `Later(seconds, Due(...))`."""
 
     def on_due(self, due: Due, view: ServerView) -> None: ...
+
+
+@runtime_checkable
+class Finishes(Protocol):
+    """A compensation that took time: brings the contribution to the head of the moment it ends."""
+
+    def finish(self, contribution: Contribution, view: ServerView) -> Repaired: ...
+
+
+@runtime_checkable
+class Tells(Protocol):
+    """A part with something to say in the log; asked after all events of one moment."""
+
+    def tell(self, view: ServerView) -> Iterable[Note]: ...
 
 
 @runtime_checkable

@@ -81,11 +81,13 @@ def federate(
     scale: str,
     augment: str,
     split: tuple[float, float, float] = (0.64, 0.16, 0.2),
+    per_device: int = 0,
     seed: int,
 ) -> Federation:
     """Lay `dataset` out on devices; the same arguments give the same federation.
 
-    `alpha` is for partition dirichlet only. The central test set is, by `test`: "fair" the test
+    `alpha` is for partition dirichlet only. With `per_device` no device trains on more examples
+    than that. The central test set is, by `test`: "fair" the test
     share of every device; "held-out-clients" all data of a test share of the devices, which
     stay as ids without training data; "official" the rows that the dataset marks.
     """
@@ -105,6 +107,8 @@ def federate(
         else _split(share, split, np.random.default_rng([seed, SPLIT_STREAM, device]))
         for device, share in enumerate(shares)
     ]
+    if per_device:
+        parts = [rows._replace(train=rows.train[:per_device]) for rows in parts]
 
     scaler = _Scaler(dataset.x, parts, scale)
     clients = []

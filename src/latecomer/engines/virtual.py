@@ -98,6 +98,7 @@ class VirtualEngine:
         self.bytes_up = self.bytes_down = 0
         self.stopped: str | None = None
         self._free_at = 0.0  # when the server has done what it is busy with
+        self._repaired_at = 0.0  # when it has done all compensations it was given
         self._active_at = 0.0  # when something was last sent or came in
         self._away: set[int] = set()  # devices that restart, or will never come back
         self._heap: list[tuple[float, int, Item]] = []
@@ -207,7 +208,10 @@ class VirtualEngine:
             case Send(task):
                 self._send(task)
             case Later(seconds, Ready() as ready):
-                self._push(self.now + seconds + self.costs.compensate, ready)
+                # One worker beside the server's main line: repairs queue up behind each other.
+                begins = max(self.now, self._repaired_at)
+                self._repaired_at = begins + seconds + self.costs.compensate
+                self._push(self._repaired_at, ready)
             case Later(seconds, due):
                 self._push(self.now + seconds, due)
             case Stop(reason):
@@ -239,6 +243,7 @@ class VirtualEngine:
             "stopped": self.stopped,
             "bytes": [self.bytes_up, self.bytes_down],
             "free_at": self._free_at,
+            "repaired_at": self._repaired_at,
             "active_at": self._active_at,
             "away": sorted(self._away),
             "heap": self._heap,
@@ -250,6 +255,7 @@ class VirtualEngine:
         self.now, self.stopped = state["now"], state["stopped"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self._free_at, self._active_at = state["free_at"], state["active_at"]
+        self._repaired_at = state["repaired_at"]
         self._away = set(state["away"])
         self._heap = list(state["heap"])
         self._counter = state["counter"]

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 from latecomer.core.messages import MAIN, Contribution, Due
 from latecomer.core.params import chunks
 from latecomer.core.strategy import Commit, Drop, ServerView
+
+# (lineage, devices that have a word of their own, view) -> contributions, weighed
+StandIns = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
 
 
 def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
@@ -78,11 +81,19 @@ class Epochs:
 
     Lost devices no longer count. Everything that came in during the epoch is averaged by weight.
     Late updates of earlier epochs are added when they come, or refused if `keep_late` is off. A
-    timer (`Due("epoch", version)`) closes an epoch early, with whoever is there.
+    timer (`Due("epoch", version)`) closes an epoch early, with whoever is there. `stand_ins` speak
+    for those who are away when it closes.
     """
 
-    def __init__(self, quorum: float = 1.0, keep_late: bool = True, step: float = 1.0) -> None:
+    def __init__(
+        self,
+        quorum: float = 1.0,
+        keep_late: bool = True,
+        step: float = 1.0,
+        stand_ins: StandIns | None = None,
+    ) -> None:
         self.quorum, self.keep_late, self.step = quorum, keep_late, step
+        self.stand_ins = stand_ins
         self._gathered: list[Contribution] = []
         self._on_time = 0
         self._expired = -1
@@ -102,8 +113,12 @@ class Epochs:
         enough = self._on_time >= max(1, math.ceil(self.quorum * expected - 1e-9))
         if not self._gathered or not (enough or self._expired == version):
             return ()
-        params = moved(view.store.head_params(), self._gathered, mean=True, step=self.step)
-        commit = Commit(MAIN, params, len(self._gathered))
+        gathered, others = self._gathered, list[Contribution]()
+        if self.stand_ins is not None:
+            present = {contribution.task.device for contribution in gathered}
+            others = list(self.stand_ins(MAIN, present, view))
+        params = moved(view.store.head_params(), [*gathered, *others], mean=True, step=self.step)
+        commit = Commit(MAIN, params, len(gathered), len(others))
         self._gathered, self._on_time = [], 0
         return (commit,)
 

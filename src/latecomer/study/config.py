@@ -32,6 +32,7 @@ class DataConfig(Section):
     path: str = ""
     partition: Literal["iid", "dirichlet", "one-class", "by-subject"] = "dirichlet"
     alpha: float = Field(0.1, gt=0)
+    per_device: int = Field(0, ge=0)
     test: Literal["fair", "held-out-clients", "official"] = "fair"
     scale: Literal["global", "local", "none"] = "global"
     augment: Literal["none", "base", "balanced"] = "none"

@@ -11,10 +11,11 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.data.federation import Examples, Federation, federate
 from latecomer.data.sources import load
+from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
-from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size, reason_not_to_batch
+from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import OVERRIDES, Fleet, epoch_seconds, make_fleet, with_lateness
@@ -57,6 +58,7 @@ class Experiment:
             test=config.data.test,
             scale=config.data.scale,
             augment=config.data.augment,
+            per_device=config.data.per_device,
             seed=config.seed,
         )
         _check_late_classes(config, self.federation)
@@ -103,6 +105,7 @@ class Experiment:
             self.spec,
             Checks(self.config.server.norm_ratio),
             self.config.seed,
+            networks=lambda submodel: self.model if submodel is None else None,
         )
 
     def engine(self, server: Server) -> VirtualEngine:
@@ -141,6 +144,8 @@ class Experiment:
         chosen = choose_late(
             self.federation.class_counts().numpy(), late.classes, late.devices, config.seed
         )
+        if self.recipe.punctual:
+            delay = 0.0  # still listed as late: the metrics of these devices are wanted
         how = lateness(
             late.kind, delay, self._epoch_seconds(fleet), isinstance(late.delay, GammaDelay)
         )

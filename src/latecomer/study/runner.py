@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import Finishes, Strategy
 from latecomer.errors import BadInput, RunFailed
 from latecomer.loading import first_line
 from latecomer.study.checkpoint import Checkpoints
@@ -129,6 +129,7 @@ class _Run:
         self.wall_before = 0.0
         self.staleness = {"count": 0, "sum": 0, "max": 0}
         self.lost = {"refusal": 0, "drop": 0}
+        self.repairs: dict[str, Any] = {"count": 0, "seconds": 0.0, "switched_at": None}
         self.last: Scores | None = None
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
@@ -220,6 +221,11 @@ class _Run:
             self.lost[note.kind] += 1
             self.losses += 1
             self.last_loss = note.fields["reason"]
+        if note.kind == "compensation":
+            self.repairs["count"] += 1
+            self.repairs["seconds"] += note.fields.get("seconds", 0.0)
+        elif note.kind == "switch" and self.repairs["switched_at"] is None:
+            self.repairs["switched_at"] = note.fields["version"]
         staleness = note.fields.get("staleness")
         if note.kind == "arrival" and staleness is not None:
             self.staleness["count"] += 1
@@ -240,6 +246,7 @@ class _Run:
             "wall": self._wall(),
             "staleness": dict(self.staleness),
             "lost": dict(self.lost),
+            "repairs": dict(self.repairs),
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -269,6 +276,7 @@ class _Run:
         self.evaluated = state["evaluated"]
         self.wall_before = state["wall"]
         self.staleness, self.lost = dict(state["staleness"]), dict(state["lost"])
+        self.repairs = dict(state["repairs"])
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -318,7 +326,7 @@ class _Run:
             },
             "bytes": {"up": self.engine.bytes_up, "down": self.engine.bytes_down},
             "epsilon": None,
-            "compensation": None,
+            "compensation": dict(self.repairs) if self._repairs_updates() else None,
             "clusters": None,
             "client_accuracy": {
                 "mean": own.mean,
@@ -333,6 +341,9 @@ class _Run:
             "notes": list(self.experiment.notes),
             "warnings": self._warnings(),
         }
+
+    def _repairs_updates(self) -> bool:
+        return isinstance(self.server.strategy.compensate, Finishes)
 
     def _warnings(self) -> list[str]:
         refused, accepted = self.lost["refusal"], self.server.accepted

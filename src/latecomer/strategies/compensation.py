@@ -1,0 +1,249 @@
+"""The *compensate* slot of FedDC: late updates are replaced by what the device would send today.
+
+arrival: late, unique, not switched off? -> do known examples explain it? yes: replay them
+                                            no: `Later`; inversion beside the next epoch; replay
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from latecomer.core.codec import portable
+from latecomer.core.messages import Contribution, Later, Note, Ready, Task
+from latecomer.core.strategy import Repaired, ServerView
+from latecomer.core.submodel import take
+from latecomer.device.flat import FlatModel
+from latecomer.strategies.inversion import (
+    Effort,
+    Estimate,
+    Sought,
+    invert,
+    largest,
+    misfit,
+    replay,
+    surrogate,
+)
+from latecomer.strategies.judging import Judge
+from latecomer.strategies.switching import Switch
+from latecomer.strategies.uniqueness import Peers, Rule, is_unique, sketch
+
+# Differentiating through one training step costs about nine forward passes: forward and backward
+# are three, and each of them has a backward of its own.
+PASSES = 9
+
+
+@portable
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What the server knows of a late device: examples that explain it, and how many it has."""
+
+    estimate: Estimate
+    num_examples: int
+
+
+class Compensator:
+    """Repairs late updates by gradient inversion.
+
+    `min_staleness` commits make an update late; with `min_ratio` it must also exceed that many
+    times the usual staleness, which keeps fully asynchronous modes from repairing everything.
+    An update that the device's known examples explain nearly as well as the one they were made
+    for (`reuse` times their fit, 0: never) needs no new inversion. `gflops` is the speed of the
+    server, for the virtual time that inversions take; 0 makes them free.
+    """
+
+    def __init__(
+        self,
+        effort: Effort,
+        gate: Rule = "nearest",
+        switch: Switch | None = None,
+        min_staleness: int = 1,
+        min_ratio: float = 0.0,
+        reuse: float = 1.25,
+        gflops: float = 10.0,
+        keep_estimates: bool = True,
+    ) -> None:
+        self.effort, self.gate = effort, gate
+        self.judge = Judge(switch or Switch())
+        self.min_staleness, self.min_ratio, self.reuse = min_staleness, min_ratio, reuse
+        self.gflops = gflops
+        self.keep_estimates = keep_estimates
+        self._peers = Peers()
+        self.known: dict[int, Known] = {}
+        self._waiting: dict[int, Contribution] = {}  # by task: to be inverted
+        self._cost: dict[int, float] = {}  # by task: seconds charged for it
+        self._found: dict[int, Estimate] = {}  # by task: inverted, to be replayed
+        self._seen, self._staleness_seen = 0, 0
+        self._work: dict[int, float] = {}
+
+    def __call__(
+        self, contribution: Contribution, view: ServerView
+    ) -> Contribution | Repaired | Later:
+        network = view.network(contribution.task.submodel)
+        if network is None:
+            return contribution
+        model = cast(FlatModel, network)
+        self.judge.hear(model, contribution)
+        if not self._is_late(contribution):
+            self._peers.add(contribution, view)
+            return contribution
+        if not self._gamma(contribution, view):
+            return contribution
+        if not is_unique(sketch(contribution.delta), self._peers.of(contribution), self.gate):
+            return contribution
+        estimate = self._reusable(model, contribution)
+        if estimate is not None:
+            return self._repaired(model, contribution, estimate, view, 0.0)
+        task = contribution.task
+        self._waiting[task.id] = contribution
+        self._cost[task.id] = self._seconds(model, contribution)
+        return Later(self._cost[task.id], Ready(contribution))
+
+    def finish(self, contribution: Contribution, view: ServerView) -> Repaired:
+        """Whoever is ready first has everybody who waits inverted with him, in one batch."""
+        model = cast(FlatModel, view.network(contribution.task.submodel))
+        task = contribution.task
+        if task.id not in self._found:
+            self._waiting[task.id] = contribution
+            self._invert_waiting(contribution, model, view)
+        estimate = self._found.pop(task.id)
+        seconds = self._cost.pop(task.id)
+        if not estimate.fit < 1.0:
+            # No better than saying nothing: the stale update is the better word.
+            return Repaired(contribution, {"gamma": 0.0, "seconds": seconds})
+        self.known[task.device] = Known(estimate, contribution.update.num_examples)
+        return self._repaired(model, contribution, estimate, view, seconds)
+
+    def _is_late(self, contribution: Contribution) -> bool:
+        staleness = contribution.staleness
+        usual = self._staleness_seen / self._seen if self._seen else 0.0
+        self._seen += 1
+        self._staleness_seen += staleness
+        return staleness >= self.min_staleness and staleness > self.min_ratio * usual
+
+    def _gamma(self, contribution: Contribution, view: ServerView) -> float:
+        return self.judge.switch.gamma(contribution.lineage, view.store.commits)
+
+    def _reusable(self, model: FlatModel, contribution: Contribution) -> Estimate | None:
+        """What is known of the device, if it explains this update too (selective computation)."""
+        known = self._start(contribution)
+        if known is None or not self.reuse:
+            return None
+        explained = replay(model, contribution.base, [known])[0]
+        mask = largest(contribution.delta[None], self.effort.keep)
+        truth = contribution.delta
+        if mask is not None:
+            explained, truth = explained * mask[0], truth * mask[0]
+        return known if misfit(explained, truth) <= self.reuse * known.fit else None
+
+    def _start(self, contribution: Contribution) -> Estimate | None:
+        """The device's last estimate, if its program is still the same."""
+        known = self.known.get(contribution.task.device)
+        if known is None:
+            return None
+        count = contribution.update.num_examples
+        program = surrogate(contribution.task.spec, count, self.effort.steps)
+        same = program == (known.estimate.spec, known.estimate.steps)
+        return known.estimate if same and len(known.estimate.x) == self.effort.size(count) else None
+
+    def _invert_waiting(
+        self, contribution: Contribution, model: FlatModel, view: ServerView
+    ) -> None:
+        """Invert all that wait and train the same network as this one."""
+        name = _network_name(contribution)
+        group = [c for c in self._waiting.values() if _network_name(c) == name]
+        sought = [
+            Sought(
+                base=c.base,
+                delta=c.delta,
+                spec=c.task.spec,
+                num_examples=c.update.num_examples,
+                seed=_stream(view.seed, c.task),
+                start=self._start(c),
+            )
+            for c in group
+        ]
+        for c, estimate in zip(group, invert(model, sought, self.effort), strict=True):
+            del self._waiting[c.task.id]
+            self._found[c.task.id] = estimate
+
+    def _repaired(
+        self,
+        model: FlatModel,
+        contribution: Contribution,
+        estimate: Estimate,
+        view: ServerView,
+        seconds: float,
+    ) -> Repaired:
+        """gamma * estimate + (1 - gamma) * stale, as if trained from today's head."""
+        head = take(view.store.head_params(contribution.lineage), contribution.task.submodel)
+        fresh = replay(model, head, [estimate])[0]
+        gamma = self._gamma(contribution, view)
+        told = {"fit": estimate.fit, "gamma": gamma, "seconds": seconds}
+        if not torch.isfinite(fresh).all():
+            return Repaired(contribution, {**told, "gamma": 0.0})
+        self.judge.put_on_trial(contribution, estimate, view.store.head(contribution.lineage))
+        delta = fresh if gamma == 1.0 else torch.lerp(contribution.delta, fresh, gamma)
+        return Repaired(contribution.rebase(head, delta), told)
+
+    def _seconds(self, model: FlatModel, contribution: Contribution) -> float:
+        if not self.gflops:
+            return 0.0
+        count = contribution.update.num_examples
+        warm = self._start(contribution) is not None
+        iterations = self.effort.warm_iterations if warm else self.effort.iterations
+        steps = surrogate(contribution.task.spec, count, self.effort.steps)[1]
+        work = PASSES * self._forward_flops(model) * self.effort.size(count) * steps * iterations
+        return work / (1e9 * self.gflops)
+
+    def _forward_flops(self, model: FlatModel) -> float:
+        size = model.layout.size
+        if size not in self._work:
+            from torch.utils.flop_counter import FlopCounterMode
+
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                model.logits(model.init(0), torch.zeros(1, *model.input_shape))
+            self._work[size] = float(counter.get_total_flops())
+        return self._work[size]
+
+    def tell(self, view: ServerView) -> Iterable[Note]:
+        return self.judge.tell(view.store.commits, len(self.known))
+
+    def on_fork(self, parent: str, child: str) -> None:
+        self.judge.switch.on_fork(parent, child)
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        self.judge.switch.on_absorb(into, gone)
+
+    def state(self) -> dict[str, Any]:
+        """Everything; without `keep_estimates` a resumed run starts its inversions cold."""
+        kept = self.keep_estimates
+        return {
+            "peers": self._peers.state(),
+            "judge": self.judge.state(with_probes=kept),
+            "known": dict(self.known) if kept else {},
+            "found": dict(self._found) if kept else {},
+            "waiting": dict(self._waiting),
+            "cost": dict(self._cost),
+            "seen": [self._seen, self._staleness_seen],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._peers.restore(state["peers"])
+        self.judge.restore(state["judge"])
+        self.known = dict(state["known"])
+        self._found = dict(state["found"])
+        self._waiting = dict(state["waiting"])
+        self._cost = dict(state["cost"])
+        self._seen, self._staleness_seen = state["seen"]
+
+
+def _network_name(contribution: Contribution) -> str:
+    submodel = contribution.task.submodel
+    return "" if submodel is None else submodel.name
+
+
+def _stream(seed: int, task: Task) -> int:
+    """A seed of its own for every task, far enough apart for a few restarts."""
+    return ((seed * 1_000_003 + task.device) * 1_000_003 + 10 * task.number) % 2**62

@@ -1,0 +1,149 @@
+"""Wang and Gao, When Device Delays Meet Data Heterogeneity in Federated AIoT Applications, 2025.
+
+FedDC: quorum epochs in which late updates are repaired by gradient inversion before they count in
+full (sections 3 to 5, with the uniqueness gate and the smooth switch of the sequel, "Tackling
+Intertwined Data and Device Heterogeneities in Federated Learning with Unlimited Staleness").
+"""
+
+from typing import Literal
+
+from latecomer.core.strategy import AtOnce, Mix, Strategy
+from latecomer.strategies.compensation import Compensator
+from latecomer.strategies.dispatching import AtEpochStart
+from latecomer.strategies.fedasync import DecayName, staleness_decay
+from latecomer.strategies.inversion import Effort
+from latecomer.strategies.merging import Buffer, Epochs
+from latecomer.strategies.options import Count, CountOrOff, NotNegative, Positive, Share
+from latecomer.strategies.recipe import recipe
+from latecomer.strategies.stand_ins import StandIns
+from latecomer.strategies.switching import Switch
+from latecomer.strategies.uniqueness import Rule
+from latecomer.strategies.weighting import by_examples, by_staleness
+
+Size = Literal["samples", "sensor", "images"]
+PAPER = "Wang and Gao 2025 (FedDC)"
+SHARES = {"samples": 0.0, "sensor": 1 / 16, "images": 1 / 2}
+
+
+@recipe("feddc", "quorum epochs, late updates made fresh by gradient inversion", PAPER)
+def feddc(
+    quorum: Share = 0.7,
+    min_devices: Count = 1,
+    server_lr: Positive = 1.0,
+    samples: Count = 32,
+    size: Size = "samples",
+    iterations: Count = 40,
+    warm_iterations: CountOrOff = 8,
+    keep: Share = 1.0,
+    steps: Count = 50,
+    scale: Positive = 1.0,
+    gate: Rule = "nearest",
+    switch: bool = True,
+    fade: NotNegative = 0.1,
+    min_staleness: Count = 1,
+    reuse: NotNegative = 1.25,
+    stand_in: bool = False,
+    server_gflops: NotNegative = 10.0,
+    save_estimates: bool = True,
+) -> Strategy:
+    """`docs/config.md` explains the options; `docs/studies/feddc.md` measures them."""
+    weigh = by_examples()
+    compensator = Compensator(
+        Effort(samples, SHARES[size], iterations, warm_iterations, keep, steps, scale),
+        gate=gate,
+        switch=Switch(fade, switch),
+        min_staleness=min_staleness,
+        reuse=reuse,
+        gflops=server_gflops,
+        keep_estimates=save_estimates,
+    )
+    speak = StandIns(compensator, weigh) if stand_in else None
+    return Strategy(
+        name="feddc",
+        compensate=compensator,
+        weigh=weigh,
+        merge=Epochs(quorum, keep_late=True, step=server_lr, stand_ins=speak),
+        dispatch=AtEpochStart(minimum=min_devices),
+        has_epochs=True,
+    )
+
+
+@recipe(
+    "feddc-fedasync",
+    "mix every update in at once, unusually late ones made fresh by gradient inversion",
+    PAPER,
+)
+def feddc_fedasync(
+    alpha: Share = 0.6,
+    decay: DecayName = "polynomial",
+    p: NotNegative = 0.5,
+    b: NotNegative = 4.0,
+    concurrency: CountOrOff = 0,
+    samples: Count = 32,
+    iterations: Count = 40,
+    warm_iterations: CountOrOff = 8,
+    keep: Share = 1.0,
+    gate: Rule = "nearest",
+    switch: bool = True,
+    min_staleness: Count = 1,
+    min_ratio: NotNegative = 2.0,
+    reuse: NotNegative = 1.25,
+    server_gflops: NotNegative = 10.0,
+) -> Strategy:
+    """Late is who is `min_ratio` times as stale as usual."""
+    return Strategy(
+        name="feddc-fedasync",
+        compensate=Compensator(
+            Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
+            gate=gate,
+            switch=Switch(enabled=switch),
+            min_staleness=min_staleness,
+            min_ratio=min_ratio,
+            reuse=reuse,
+            gflops=server_gflops,
+        ),
+        weigh=by_staleness(staleness_decay(decay, p, b), scale=alpha),
+        merge=Mix(),
+        dispatch=AtOnce(concurrency),
+    )
+
+
+@recipe(
+    "feddc-fedbuff",
+    "gather K updates, unusually late ones made fresh by gradient inversion",
+    PAPER,
+)
+def feddc_fedbuff(
+    buffer: Count = 10,
+    server_lr: Positive = 1.0,
+    decay: DecayName = "polynomial",
+    p: NotNegative = 0.5,
+    b: NotNegative = 4.0,
+    concurrency: CountOrOff = 0,
+    samples: Count = 32,
+    iterations: Count = 40,
+    warm_iterations: CountOrOff = 8,
+    keep: Share = 1.0,
+    gate: Rule = "nearest",
+    switch: bool = True,
+    min_staleness: Count = 1,
+    min_ratio: NotNegative = 2.0,
+    reuse: NotNegative = 1.25,
+    server_gflops: NotNegative = 10.0,
+) -> Strategy:
+    """Late is who is `min_ratio` times as stale as usual."""
+    return Strategy(
+        name="feddc-fedbuff",
+        compensate=Compensator(
+            Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
+            gate=gate,
+            switch=Switch(enabled=switch),
+            min_staleness=min_staleness,
+            min_ratio=min_ratio,
+            reuse=reuse,
+            gflops=server_gflops,
+        ),
+        weigh=by_staleness(staleness_decay(decay, p, b)),
+        merge=Buffer(buffer, step=server_lr),
+        dispatch=AtOnce(concurrency),
+    )

@@ -1,0 +1,111 @@
+"""Estimates on trial: a device's next update is the truth for an earlier estimate.
+
+FedDC Algorithm 1, lines 3 to 9, as corrected in docs/papers.md. The examples of the estimate are
+replayed on the very model the truth started from, so the comparison is exact.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latecomer.core.codec import portable
+from latecomer.core.messages import Contribution, Note
+from latecomer.device.flat import FlatModel
+from latecomer.strategies.inversion import Estimate, replay
+from latecomer.strategies.switching import Switch, error
+
+PROBES = 4  # estimates per device that wait for their truth
+
+
+@portable
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """An estimate made for `version` from a stale delta."""
+
+    version: int
+    stale: Tensor
+    noise_std: float
+    estimate: Estimate
+
+
+class Judge:
+    """Keeps probes until the truth comes in, and tells the switch what came out."""
+
+    def __init__(self, switch: Switch) -> None:
+        self.switch = switch
+        self.distrusted: set[int] = set()  # devices whose last estimate was no help
+        self._probes: dict[int, list[Probe]] = {}
+        self._lineages: set[str] = set()  # of which something was judged in this moment
+        self._notes: list[Note] = []
+
+    def put_on_trial(self, contribution: Contribution, estimate: Estimate, version: int) -> None:
+        """`estimate` was used for `version` in place of the contribution's stale delta."""
+        probes = self._probes.setdefault(contribution.task.device, [])
+        apart = max(1, contribution.staleness // PROBES)
+        if len(probes) < PROBES and (not probes or version >= probes[-1].version + apart):
+            noise = contribution.update.noise_std
+            probes.append(Probe(version, contribution.delta, noise, estimate))
+
+    def hear(self, model: FlatModel, truth: Contribution) -> None:
+        """Any update of a device, late or not, may be the truth for one of its probes."""
+        device, version = truth.task.device, truth.task.version
+        probes = self._probes.get(device, [])
+        past = [probe for probe in probes if probe.version <= version]
+        if not past:
+            return
+        self._probes[device] = probes[len(past) :]
+        probe = past[-1]
+        if probe.stale.numel() != truth.delta.numel():
+            return
+        fresh = replay(model, truth.base, [probe.estimate])[0]
+        noise, older = truth.update.noise_std**2, probe.noise_std**2
+        estimated = error(fresh, truth.delta, noise)
+        stale = error(probe.stale, truth.delta, noise + older)
+        silent = error(torch.zeros_like(truth.delta), truth.delta, noise)
+        self.switch.judge(truth.lineage, device, estimated, stale)
+        self._lineages.add(truth.lineage)
+        if estimated > min(stale, silent):
+            self.distrusted.add(device)
+        else:
+            self.distrusted.discard(device)
+        fields = {
+            "device": device,
+            "task": truth.task.id,
+            "lineage": truth.lineage,
+            "gap": version - probe.version,
+            "error_estimate": estimated,
+            "error_stale": stale,
+        }
+        self._notes.append(Note("judgement", fields))
+
+    def tell(self, now: int, repaired: int) -> Iterable[Note]:
+        """The judgements of this moment, and the switches they lead to."""
+        for lineage in sorted(self._lineages):
+            worse = self.switch.decide(lineage, now, repaired)
+            if worse is not None:
+                fields = {
+                    "lineage": lineage,
+                    "version": now,
+                    "error_estimate": worse[0],
+                    "error_stale": worse[1],
+                }
+                self._notes.append(Note("switch", fields))
+        self._lineages.clear()
+        told, self._notes = self._notes, []
+        return told
+
+    def state(self, with_probes: bool) -> dict[str, Any]:
+        probes = {device: list(some) for device, some in self._probes.items()}
+        return {
+            "switch": self.switch.state(),
+            "distrusted": sorted(self.distrusted),
+            "probes": probes if with_probes else {},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.switch.restore(state["switch"])
+        self.distrusted = set(state["distrusted"])
+        self._probes = {device: list(some) for device, some in state["probes"].items()}
