@@ -19,7 +19,8 @@ Build = Callable[..., Strategy]
 class Recipe:
     """A strategy that can be named in a config; the parameters of `build` are its options.
 
-    `pooled` tells that it trains on everybody's data in one place.
+    `pooled` tells that it trains on everybody's data in one place; `punctual` that nobody is late:
+    the oracle for reference.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Recipe:
     paper: str
     build: Build
     pooled: bool = False
+    punctual: bool = False
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
         """A fresh strategy; a factory that does not give one is the user's to mend."""
@@ -44,11 +46,13 @@ class Recipe:
 _REGISTERED: dict[str, Recipe] = {}
 
 
-def recipe(name: str, summary: str, paper: str, pooled: bool = False) -> Callable[[Build], Build]:
+def recipe(
+    name: str, summary: str, paper: str, pooled: bool = False, punctual: bool = False
+) -> Callable[[Build], Build]:
     """Register the decorated factory under `name`. A module in this package is found by itself."""
 
     def register(build: Build) -> Build:
-        _REGISTERED[name] = Recipe(name, summary, paper, build, pooled)
+        _REGISTERED[name] = Recipe(name, summary, paper, build, pooled, punctual)
         return build
 
     return register

@@ -2,10 +2,11 @@
 
 The setting of FedDC's comparison: an epoch ends when 70% of the devices are back (section 7).
 "Unweighted" adds late updates as they come; "Weighted" discounts them by a sigmoid (section 8.1).
+"Unstale", the same without any delay, is what a perfect compensation would reach (Intertwined).
 """
 
-from latecomer.core.strategy import Strategy, Weigh
-from latecomer.strategies.dispatching import AtEpochStart
+from latecomer.core.strategy import Compensate, Strategy, Weigh, as_it_is
+from latecomer.strategies.dispatching import AtEpochStart, Select, everyone
 from latecomer.strategies.merging import Epochs
 from latecomer.strategies.options import Count, Positive, Share
 from latecomer.strategies.recipe import recipe
@@ -13,14 +14,21 @@ from latecomer.strategies.weighting import by_examples, sigmoid
 
 
 def quorum_epochs(
-    name: str, weigh: Weigh, quorum: float, min_devices: int, step: float
+    name: str,
+    weigh: Weigh,
+    quorum: float,
+    min_devices: int,
+    step: float,
+    compensate: Compensate = as_it_is,
+    select: Select = everyone,
 ) -> Strategy:
     """Semi-asynchronous epochs with a given weight for each update."""
     return Strategy(
         name=name,
+        compensate=compensate,
         weigh=weigh,
         merge=Epochs(quorum, keep_late=True, step=step),
-        dispatch=AtEpochStart(minimum=min_devices),
+        dispatch=AtEpochStart(select, minimum=min_devices),
         has_epochs=True,
     )
 
@@ -48,3 +56,14 @@ def weighted(
 ) -> Strategy:
     """Weight 1 / (1 + exp(a (tau - b)))."""
     return quorum_epochs("weighted", by_examples(sigmoid(a, b)), quorum, min_devices, server_lr)
+
+
+@recipe(
+    "unstale",
+    "semi-async as if nobody of fleet.late were late: what compensation could reach at best",
+    "Wang and Gao (Intertwined)",
+    punctual=True,
+)
+def unstale(quorum: Share = 0.7, min_devices: Count = 1, server_lr: Positive = 1.0) -> Strategy:
+    """The runner leaves the delay out; by itself it is `semi-async`."""
+    return quorum_epochs("unstale", by_examples(), quorum, min_devices, server_lr)
