@@ -19,7 +19,7 @@ EXAMPLES = 10
 # As many parameters as the toy vector has, for strategies that train on the server.
 NETWORK = FlatModel(lambda: nn.Linear(2, 2), (2,), 2)
 # Little effort where a strategy does a lot of work on the server.
-QUICK = {"iterations": 3, "samples": 2, "server_gflops": 1e-5}
+QUICK = {"iterations": 3, "samples": 2, "server_gflops": 1e-6}
 
 
 @dataclass

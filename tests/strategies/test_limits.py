@@ -21,6 +21,11 @@ def heads(name, updates=60, **options):
         (("fedasync", {"decay": "polynomial", "p": 0.0}), ("fedasync", {"decay": "constant"})),
         (("fedasync", {"decay": "hinge", "b": 1e9}), ("fedasync", {"decay": "constant"})),
         (("fedbuff", {"p": 0.0}), ("fedbuff", {"decay": "constant"})),
+        (("feddc", {"min_staleness": 10**9}), ("semi-async", {})),
+        (("feddc", {"min_staleness": 10**9, "stand_in": True}), ("semi-async", {})),
+        (("feddc-fedasync", {"min_staleness": 10**9}), ("fedasync", {})),
+        (("feddc-fedasync", {"min_ratio": 1e9}), ("fedasync", {})),
+        (("feddc-fedbuff", {"min_staleness": 10**9}), ("fedbuff", {})),
     ],
 )
 def test_limits(one, other):

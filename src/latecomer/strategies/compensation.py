@@ -56,7 +56,7 @@ class Compensator:
     def __init__(
         self,
         effort: Effort,
-        gate: Rule = "nearest",
+        gate: Rule = "mean",
         switch: Switch | None = None,
         min_staleness: int = 1,
         min_ratio: float = 0.0,
@@ -120,7 +120,7 @@ class Compensator:
         usual = self._staleness_seen / self._seen if self._seen else 0.0
         self._seen += 1
         self._staleness_seen += staleness
-        return staleness >= self.min_staleness and staleness > self.min_ratio * usual
+        return staleness >= max(self.min_staleness, self.min_ratio * max(usual, 1.0))
 
     def _gamma(self, contribution: Contribution, view: ServerView) -> float:
         return self.judge.switch.gamma(contribution.lineage, view.store.commits)
@@ -202,8 +202,9 @@ class Compensator:
         if size not in self._work:
             from torch.utils.flop_counter import FlopCounterMode
 
+            params, x = model.init(0), torch.zeros(1, *model.input_shape)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
-                model.logits(model.init(0), torch.zeros(1, *model.input_shape))
+                model.logits(params, x)
             self._work[size] = float(counter.get_total_flops())
         return self._work[size]
 

@@ -147,6 +147,7 @@ class StopConfig(Section):
 
 class EvaluateConfig(Section):
     every: int = Field(0, ge=0)
+    examples: int = Field(0, ge=0)
 
 
 class CheckpointConfig(Section):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.server import Server
+from latecomer.data.federation import Examples
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
 
@@ -32,12 +33,13 @@ class Evaluator:
         self.experiment = experiment
         clients = range(len(experiment.federation.clients))
         self._measured = [d for d in clients if len(experiment.test_of(d).y)]
+        self._test = _some(experiment.federation.test, experiment.config.evaluate.examples)
         self._users = [d for d in clients if len(experiment.federation.clients[d].train.y)]
 
     @torch.no_grad()
     def central(self, server: Server) -> Scores:
         """On the central test set, averaged over the devices if they use different models."""
-        test, classes = self.experiment.federation.test, self.experiment.federation.num_classes
+        test, classes = self._test, self.experiment.federation.num_classes
         members = Counter(server.home(device) for device in self._users)
         counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
         models = [server.store.head_params(lineage) for lineage in members]
@@ -78,6 +80,14 @@ class Evaluator:
     def _logits(self, params: Tensor, x: Tensor) -> Tensor:
         batches = torch.split(x, BATCH)
         return torch.cat([self.experiment.model.logits(params, batch) for batch in batches])
+
+
+def _some(test: Examples, most: int) -> Examples:
+    """At most so many of the test examples (0: all), always the same ones."""
+    if not 0 < most < len(test.y):
+        return test
+    chosen = torch.randperm(len(test.y), generator=torch.Generator().manual_seed(0))[:most]
+    return Examples(test.x[chosen], test.y[chosen])
 
 
 def _mean(values: Iterable[float]) -> float | None:

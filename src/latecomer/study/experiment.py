@@ -24,7 +24,6 @@ from latecomer.fleet.profile import DeviceProfile
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
     Config,
-    EvaluateConfig,
     GammaDelay,
     StopConfig,
     StrategyConfig,
@@ -175,7 +174,7 @@ class Experiment:
                 "fleet": config.fleet.model_copy(update=fleet),
                 "strategy": StrategyConfig(name=config.strategy.name, **options),
                 "stop": stop,
-                "evaluate": EvaluateConfig(every=every),
+                "evaluate": config.evaluate.model_copy(update={"every": every}),
             }
         )
 
