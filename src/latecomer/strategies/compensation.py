@@ -5,7 +5,7 @@ arrival: late, unique, not switched off? -> do known examples explain it? yes: r
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -46,8 +46,8 @@ class Known:
 class Compensator:
     """Repairs late updates by gradient inversion.
 
-    `min_staleness` commits make an update late; with `min_ratio` it must also exceed that many
-    times the usual staleness, which keeps fully asynchronous modes from repairing everything.
+    `min_staleness` commits make an update late; with `min_ratio` it must also be that many times
+    as stale as usual, which keeps fully asynchronous modes from repairing everything.
     An update that the device's known examples explain nearly as well as the one they were made
     for (`reuse` times their fit, 0: never) needs no new inversion. `gflops` is the speed of the
     server, for the virtual time that inversions take; 0 makes them free.
@@ -74,7 +74,7 @@ class Compensator:
         self._waiting: dict[int, Contribution] = {}  # by task: to be inverted
         self._cost: dict[int, float] = {}  # by task: seconds charged for it
         self._found: dict[int, Estimate] = {}  # by task: inverted, to be replayed
-        self._seen, self._staleness_seen = 0, 0
+        self._seen, self._usual = 0, 0.0  # updates in time, and their mean staleness
         self._work: dict[int, float] = {}
 
     def __call__(
@@ -85,7 +85,7 @@ class Compensator:
             return contribution
         model = cast(FlatModel, network)
         self.judge.hear(model, contribution)
-        if not self._is_late(contribution):
+        if not self._is_late(contribution, view):
             self._peers.add(contribution, view)
             return contribution
         if not self._gamma(contribution, view):
@@ -115,12 +115,17 @@ class Compensator:
         self.known[task.device] = Known(estimate, contribution.update.num_examples)
         return self._repaired(model, contribution, estimate, view, seconds)
 
-    def _is_late(self, contribution: Contribution) -> bool:
+    def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
+        """Later than others usually are; what is usual must have been seen first."""
         staleness = contribution.staleness
-        usual = self._staleness_seen / self._seen if self._seen else 0.0
-        self._seen += 1
-        self._staleness_seen += staleness
-        return staleness >= max(self.min_staleness, self.min_ratio * max(usual, 1.0))
+        late = staleness >= self.min_staleness
+        if self.min_ratio:
+            warm = self._seen >= 2 * (len(view.idle) + len(view.working))
+            late = late and warm and staleness >= self.min_ratio * max(self._usual, 1.0)
+        if not late:
+            self._seen += 1
+            self._usual += (staleness - self._usual) / self._seen
+        return late
 
     def _gamma(self, contribution: Contribution, view: ServerView) -> float:
         return self.judge.switch.gamma(contribution.lineage, view.store.commits)
@@ -185,7 +190,9 @@ class Compensator:
             return Repaired(contribution, {**told, "gamma": 0.0})
         self.judge.put_on_trial(contribution, estimate, view.store.head(contribution.lineage))
         delta = fresh if gamma == 1.0 else torch.lerp(contribution.delta, fresh, gamma)
-        return Repaired(contribution.rebase(head, delta), told)
+        # It counts as much as one that came in time, which in asynchronous modes is never fresh.
+        fresh_again = replace(contribution.rebase(head, delta), staleness=round(self._usual))
+        return Repaired(fresh_again, told)
 
     def _seconds(self, model: FlatModel, contribution: Contribution) -> float:
         if not self.gflops:
@@ -227,7 +234,7 @@ class Compensator:
             "found": dict(self._found) if kept else {},
             "waiting": dict(self._waiting),
             "cost": dict(self._cost),
-            "seen": [self._seen, self._staleness_seen],
+            "seen": [self._seen, self._usual],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -237,7 +244,7 @@ class Compensator:
         self._found = dict(state["found"])
         self._waiting = dict(state["waiting"])
         self._cost = dict(state["cost"])
-        self._seen, self._staleness_seen = state["seen"]
+        self._seen, self._usual = state["seen"]
 
 
 def _network_name(contribution: Contribution) -> str:

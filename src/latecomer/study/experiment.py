@@ -1,5 +1,6 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 from latecomer.core.checks import Checks
 from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import Finishes, Strategy
 from latecomer.data.federation import Examples, Federation, federate
 from latecomer.data.sources import load
 from latecomer.device.batching import reason_not_to_batch
@@ -76,7 +77,18 @@ class Experiment:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of how this was set up."""
-        return (*self.federation.notes, *self.fleet.notes)
+        return (*self.federation.notes, *self.fleet.notes, *self._program_notes())
+
+    def _program_notes(self) -> Iterable[str]:
+        repairs = isinstance(self._strategy().compensate, Finishes)
+        if repairs and self.spec.optimizer == "adam":
+            yield (
+                f"{self.recipe.name} with training.optimizer = 'adam': inversion through Adam is"
+                " inaccurate; the switch ends it where it does harm, sgd is the better choice"
+            )
+
+    def _strategy(self) -> Strategy:
+        return self.recipe.make(self.config.strategy.options)
 
     @cached_property
     def epoch_seconds(self) -> float:
@@ -100,7 +112,7 @@ class Experiment:
     def server(self) -> Server:
         return Server(
             self.model.init(self.config.seed),
-            self.recipe.make(self.config.strategy.options),
+            self._strategy(),
             self.spec,
             Checks(self.config.server.norm_ratio),
             self.config.seed,
@@ -213,7 +225,7 @@ class Experiment:
     def _compiled_kernel(self) -> CompiledKernel | str:
         """The kernel, if it covers what this strategy has its devices do; else the reason."""
         found = compiled_kernel(self.model)
-        spec = self.recipe.make(self.config.strategy.options).prepare(self.spec)
+        spec = self._strategy().prepare(self.spec)
         if isinstance(found, CompiledKernel) and not found.covers(spec):
             return "it does not cover this training program (see docs/speed.md)"
         return found

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from latecomer.study.compare import SHOWN, cell_text, spread
 from latecomer.study.files import write_atomically
 from latecomer.study.results import Comparison, Result, load
-from latecomer.study.terminal import span
+from latecomer.study.terminal import repairs, span
 
 # Okabe and Ito's palette: distinguishable for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -72,6 +72,7 @@ def _run_page(run: Result) -> str:
                 "client updates": f"{s['updates']:,}",
                 "virtual time": span(s["virtual_seconds"]),
                 "staleness, mean": f"{s['staleness']['mean']:.1f}",
+                **({"repaired late updates": repairs(s)} if s["compensation"] else {}),
             }
         )
     config = f"<h2>Config</h2><pre>{html.escape(run.config)}</pre>"

@@ -28,7 +28,8 @@ def span(seconds: float) -> str:
 def headline(experiment: Experiment, verbose: bool) -> list[str]:
     """What is about to run, and what was odd in setting it up."""
     config, fleet = experiment.config, experiment.fleet
-    late = f", {len(fleet.late)} late" if fleet.late else ""
+    are_late = fleet.late and not experiment.recipe.punctual
+    late = f", {len(fleet.late)} late" if are_late else ""
     working = len(experiment.clients)
     return [
         f"{config.strategy.name} on {config.data.source} ({config.data.partition}),"
@@ -123,6 +124,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             "staleness, mean and largest",
             f"{summary['staleness']['mean']:.1f}, {summary['staleness']['max']}",
         ),
+        ("repaired late updates", repairs(summary)),
         ("virtual time", span(summary["virtual_seconds"])),
         (
             "bytes up, down",
@@ -134,6 +136,15 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         if value != "-":
             table.add_row(name, value)
     return table
+
+
+def repairs(summary: Mapping[str, Any]) -> str:
+    """How many late updates were compensated, and whether that ended; "-" if never meant to."""
+    found = summary["compensation"]
+    if found is None:
+        return "-"
+    ended = "" if found["switched_at"] is None else f", switched off at {found['switched_at']:,}"
+    return f"{found['count']:,} in {span(found['seconds'])} of the server{ended}"
 
 
 def _lost(summary: Mapping[str, Any]) -> str:

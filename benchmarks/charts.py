@@ -1,0 +1,68 @@
+"""A line chart as SVG, for the studies in docs/: a mean over seeds with its range shaded."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+WIDTH, HEIGHT = 760, 380
+LEFT, RIGHT, TOP, BOTTOM = 56, 190, 34, 46
+
+Line = Sequence[tuple[float, float, float, float]]  # x, mean, lowest, highest
+
+
+def line_chart(
+    path: Path, title: str, x_title: str, y_title: str, lines: Mapping[str, Line]
+) -> None:
+    """One line per label; y runs from 0 to 1."""
+    longest = max((points[-1][0] for points in lines.values() if points), default=1.0) or 1.0
+
+    def at(x: float, y: float) -> str:
+        across = LEFT + (WIDTH - LEFT - RIGHT) * x / longest
+        up = TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(max(y, 0.0), 1.0))
+        return f"{across:.1f},{up:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
+    ]
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        a, b = at(0, tick), at(longest, tick)
+        parts.append(f'<polyline points="{a} {b}" stroke="#dddddd" fill="none"/>')
+        x, y = a.split(",")
+        parts.append(
+            f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{tick:g}</text>'
+        )
+    for i in range(5):
+        x, y = at(longest * i / 4, 0).split(",")
+        parts.append(
+            f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{longest * i / 4:g}</text>'
+        )
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>'
+    )
+    parts.append(
+        f'<text transform="translate(14,{HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_title)}</text>"
+    )
+    for i, (label, points) in enumerate(lines.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        dash = ' stroke-dasharray="5,4"' if i >= len(COLOURS) else ""
+        low = [at(x, lowest) for x, _, lowest, _ in points]
+        high = [at(x, highest) for x, _, _, highest in points]
+        area = " ".join([*high, *reversed(low)])
+        parts.append(f'<polygon points="{area}" fill="{colour}" opacity="0.13"/>')
+        trace = " ".join(at(x, mean) for x, mean, _, _ in points)
+        parts.append(
+            f'<polyline points="{trace}" stroke="{colour}" stroke-width="2" fill="none"{dash}/>'
+        )
+        y = TOP + 14 + 20 * i
+        x = WIDTH - RIGHT + 14
+        parts.append(f'<rect x="{x}" y="{y - 4}" width="18" height="3" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 24}" y="{y}">{escape(label)}</text>')
+    parts.append("</svg>")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(parts) + "\n")
