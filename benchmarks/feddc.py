@@ -132,6 +132,16 @@ STUDIES = {
     "uci-har-options": Study(
         "uci-har.toml", FEDDC_OPTIONS, after=40, points={"": {"stop.epochs": 200}}
     ),
+    "digits-rates": Study(
+        "digits.toml",
+        {
+            name: BASELINES[name]
+            for name in ("unstale (oracle)", "unweighted", "first-order, 40", "w-pred, 40")
+        }
+        | FEDDC,
+        after=80,
+        points={f"lr {rate}": {"training.lr": rate} for rate in (0.02, 0.05, 0.1)},
+    ),
     "digits-async": Study("digits.toml", ASYNC, after=80),
     "digits-optimisers": Study(
         "digits.toml",

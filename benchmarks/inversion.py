@@ -290,12 +290,20 @@ def replayed(
 
 
 def ours(worlds: Sequence[World], base: int, ages: Sequence[int], effort: Effort) -> Result:
-    """Inverted from scratch, the late devices of a world in one batch."""
-    tasks = [some.sought(base) for some in worlds]
-    start = time.process_time()
-    found = [invert(s.network, task, effort) for s, task in zip(worlds, tasks, strict=True)]
-    cpu = (time.process_time() - start) / sum(map(len, tasks))
+    """Inverted from scratch, the late devices of all worlds in one batch."""
+    found, cpu = inverted(worlds, [some.sought(base) for some in worlds], effort)
     return Result(replayed(worlds, found, base, ages), cpu)
+
+
+def inverted(
+    worlds: Sequence[World], tasks: Sequence[Sequence[Sought]], effort: Effort
+) -> tuple[list[list[Estimate]], float]:
+    """Estimates for the devices of every world, and the CPU seconds for each."""
+    flat = list(chain.from_iterable(tasks))
+    start = time.process_time()
+    found = invert(worlds[0].network, flat, effort)
+    cpu = (time.process_time() - start) / len(flat)
+    return by_world(worlds, found), cpu
 
 
 # Tables.
@@ -342,7 +350,10 @@ def part_a(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
     chosen = spread_out(worlds, size.literal_expensive if problem.expensive else None, size)
     curves = literal_curves(problem, chosen, size)
     for name, (points, found) in curves.items():
-        results[f"{name}, {points[-1].iterations} iterations"] = found[-1]
+        first = next((i for i, point in enumerate(points) if point.converged), len(points) - 1)
+        for i in sorted({first, len(points) - 1}):
+            state = "converged" if i == first and points[i].converged else "stopped"
+            results[f"{name}, {state} at {points[i].iterations}"] = found[i]
     named = {
         f"ours, {DEFAULT.samples} examples, {DEFAULT.iterations} iterations (default)": DEFAULT,
         f"ours, {SMALL.samples} examples, {SMALL.iterations} iterations (small)": SMALL,
@@ -398,7 +409,11 @@ def literal_curves(problem: Problem, worlds: Sequence[World], size: Size) -> dic
     tasks = [replace(task, num_examples=fewest) for task in tasks]
     curves = {}
     for name, each in efforts.items():
-        points = list(literal_inversion(worlds[0].network, tasks, each, LITERAL_STOPS))
+        points = []
+        for point in literal_inversion(worlds[0].network, tasks, each, LITERAL_STOPS):
+            points.append(point)
+            if point.converged and each is not effort:
+                break  # only the plain recipe is followed to the bound
         results = [
             Result(
                 replayed(worlds, by_world(worlds, p.estimates), size.base, size.staleness), p.cpu
@@ -430,7 +445,7 @@ def equal_error(
     settings: list[tuple[str, Result]] = []
     for effort in efforts:
         if settings and all(
-            min(result.l1(age) for _, result in settings) <= found[-1].l1(age)
+            min(mine.l1(age) for _, mine in settings) <= min(theirs.l1(age) for theirs in found)
             for age in size.staleness
         ):
             break  # nothing left that more effort could show
@@ -541,7 +556,7 @@ def warm_starts(
 ) -> None:
     """An update LATER epochs after the last: start from its examples, keep them, or anew."""
     base, again = size.base, size.base + LATER
-    known = [invert(some.network, some.sought(base), effort) for some in worlds]
+    known, _ = inverted(worlds, [some.sought(base) for some in worlds], effort)
     rows = []
     for part in (0.0, 0.05, 0.2, 0.5):
         changed = [with_new_data(some, part) for some in worlds]
@@ -556,12 +571,7 @@ def warm_starts(
         kept = Result(replayed(changed, known, again, size.traded))
         rows.append({"data replaced": f"{part:.0%}", "start": "kept as it was", **cells(kept)})
         for name, some_tasks in starts.items():
-            begin = time.process_time()
-            found = [
-                invert(some.network, task, effort)
-                for some, task in zip(changed, some_tasks, strict=True)
-            ]
-            cpu = (time.process_time() - begin) / sum(map(len, tasks))
+            found, cpu = inverted(changed, some_tasks, effort)
             result = Result(replayed(changed, found, again, size.traded), cpu)
             rows.append({"data replaced": f"{part:.0%}", "start": name, **cells(result)})
     report.table(

@@ -31,6 +31,7 @@ class Point(NamedTuple):
 
     iterations: int
     cpu: float
+    converged: bool  # here or before
     estimates: list[Estimate]
 
 
@@ -40,10 +41,11 @@ def literal_inversion(
     effort: Effort,
     stops: Collection[int],
 ) -> Iterator[Point]:
-    """The descent at every iteration in `stops`, and where it ends: converged or at the bound.
+    """The descent at every iteration in `stops`, where it has converged, and at its bound.
 
-    Of `effort`, the number of examples, the bound on iterations and `keep` are heeded. All devices
-    must run the same program on as many examples.
+    It goes on after convergence: the consumer says when that is enough. Of `effort`, the number
+    of examples, the bound on iterations and `keep` are heeded. All devices must run the same
+    program on as many examples.
     """
     spec, count = sought[0].spec, sought[0].num_examples
     steps, size = local_steps(spec, count), effort.size(count)
@@ -64,6 +66,7 @@ def literal_inversion(
     best_loss = torch.full((len(sought),), torch.inf)
     best = [values.detach().clone() for values in free]
     losses: list[Tensor] = []
+    converged = False
     cpu, start = 0.0, time.process_time()
     for iteration in range(effort.iterations + 1):
         difference = batched(base, x, labels) - delta
@@ -73,15 +76,17 @@ def literal_inversion(
         for kept, values in zip(best, free, strict=True):
             kept[better] = values.detach()[better]
         losses.append(best_loss)
-        ends = iteration == effort.iterations or _has_converged(losses)
-        if ends or iteration in stops:
+        ends = iteration == effort.iterations
+        settles = not converged and _has_converged(losses)
+        converged = converged or settles
+        if ends or settles or iteration in stops:
             cpu += time.process_time() - start
             weights = torch.zeros(size)
             estimates = [
                 Estimate(best[0][i].clone(), best[1][i].clone(), weights, spec, steps)
                 for i in range(len(sought))
             ]
-            yield Point(iteration, cpu / len(sought), estimates)
+            yield Point(iteration, cpu / len(sought), converged, estimates)
             start = time.process_time()
         if ends:
             return

@@ -70,6 +70,7 @@ class Contribution:
     lineage: str
     staleness: int
     weight: float = 1.0
+    seconds: float = 0.0
 
     def rebase(self, base: Tensor, delta: Tensor) -> "Contribution":
         """The same contribution made fresh: as if trained from `base`, staleness 0."""
@@ -78,7 +79,14 @@ class Contribution:
     def weighed(self, weight: float) -> "Contribution":
         # On every update's way: spelled out, it takes a quarter of the time of `replace`.
         return Contribution(
-            self.task, self.update, self.base, self.delta, self.lineage, self.staleness, weight
+            self.task,
+            self.update,
+            self.base,
+            self.delta,
+            self.lineage,
+            self.staleness,
+            weight,
+            self.seconds,
         )
 
 
@@ -106,10 +114,14 @@ class Left:
 
 @dataclass(slots=True, eq=False)
 class Arrived:
-    """An update as it came off the wire: nothing in it has been checked yet."""
+    """An update as it came off the wire: nothing in it has been checked yet.
+
+    `seconds` is how long it took since the task was sent, by the engine's clock.
+    """
 
     device: int
     update: Update
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

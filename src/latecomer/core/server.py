@@ -124,7 +124,9 @@ class Server:
             return
         sent_from = self.store.resolve(task.lineage)
         staleness = self.store.staleness(task.version, sent_from)
-        contribution = Contribution(task, update, task.params, update.delta, sent_from, staleness)
+        contribution = Contribution(
+            task, update, task.params, update.delta, sent_from, staleness, seconds=event.seconds
+        )
         lineage = self.strategy.route(contribution, self)
         if lineage != sent_from:
             self._homes[device] = lineage

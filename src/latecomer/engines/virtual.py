@@ -40,6 +40,7 @@ class Upload:
 
     task_id: int
     device: int
+    sent: float
 
 
 @portable
@@ -165,9 +166,9 @@ class VirtualEngine:
     def _resolve(self, item: Item, time: float) -> Iterable[Event]:
         """What the server gets to see of it."""
         match item:
-            case Upload(task_id, device):
+            case Upload(task_id, device, sent):
                 self._active_at = time
-                yield Arrived(device, self._result(task_id))
+                yield Arrived(device, self._result(task_id), time - sent)
                 yield from self._left_if_closed(device, time)
             case Opens(device):
                 self._push(self.fleet.closes(device, time), Closes(device))
@@ -224,7 +225,7 @@ class VirtualEngine:
         )
         self._active_at = self.now
         if journey.arrives is not None:
-            self._push(journey.arrives, Upload(task.id, task.device))
+            self._push(journey.arrives, Upload(task.id, task.device, self._free_at))
             self.trainer.expect(task, journey.arrives)
         elif journey.reported is not None:
             self._push(journey.reported, Failed(task.id, "the device was lost in mid-task"))
