@@ -7,8 +7,8 @@ from latecomer.core.messages import Task, TrainSpec, Update
 TASK = Task(0, 0, 0, "main", 0, TrainSpec(), torch.zeros(4))
 
 
-def update(delta, examples=5, metrics=None):
-    return Update(0, delta, examples, metrics or {})
+def update(delta, examples=5, metrics=None, noise=0.0):
+    return Update(0, delta, examples, metrics or {}, noise)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,9 @@ def update(delta, examples=5, metrics=None):
         (update(torch.zeros(4), examples=2.5), "num_examples"),
         (update(torch.zeros(4), metrics={"loss": float("nan")}), "metric"),
         (update(torch.zeros(4), metrics={"loss": "low"}), "metric"),
+        (update(torch.zeros(4), noise=float("nan")), "noise_std"),
+        (update(torch.zeros(4), noise=-1.0), "noise_std"),
+        (update(torch.zeros(4), noise="much"), "noise_std"),
         (update(torch.zeros(4), metrics={"loss": 10**400}), "metric"),
         (update(torch.zeros(4), metrics={"loss": True}), "metric"),
         (Update(0, torch.zeros(4), 5, metrics=None), "metric"),

@@ -252,7 +252,7 @@ def test_an_estimate_worse_than_the_stale_update_switches_it_off(monkeypatch):
     fleet.sent(fleet.answer(truth_task))
     (switch,) = fleet.notes("switch")
     assert switch["error_estimate"] > switch["error_stale"]
-    assert 2 in fleet.compensator.judge.distrusted
+    assert fleet.compensator.judge.verdicts[2] == "word"
 
 
 def test_an_update_that_cannot_be_explained_counts_as_it_is(monkeypatch):
@@ -294,10 +294,28 @@ def test_a_stand_in_that_failed_is_silent():
     fleet.epoch()
     fleet.late_word()
     fleet.epoch()
-    fleet.compensator.judge.distrusted.add(2)
+    fleet.compensator.judge.verdicts[2] = "silence"
     for _ in range(3):
         fleet.epoch()
         assert "stand_ins" not in fleet.notes("commit")[0]
+
+
+@pytest.mark.parametrize("switched", [True, False])
+def test_a_stand_in_that_lost_to_the_devices_last_word_repeats_that(switched, monkeypatch):
+    fleet = Fleet(stand_in=True)
+    fleet.epoch()
+    word = fleet.truth(2, fleet.tasks[2].params)
+    fleet.late_word()
+    fleet.epoch()
+    fleet.epoch()
+    if switched:
+        monkeypatch.setattr(fleet.compensator.judge.switch, "gamma", lambda *_: 0.0)
+    else:
+        fleet.compensator.judge.verdicts[2] = "word"
+    head = fleet.server.store.head_params().clone()
+    fleet.epoch()
+    expected = head + (fleet.truth(0, head) + fleet.truth(1, head) + word) / 3
+    assert torch.allclose(fleet.server.store.head_params(), expected, atol=1e-6)
 
 
 def test_a_sub_model_is_repaired_in_its_own_coordinates():

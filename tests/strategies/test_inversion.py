@@ -79,6 +79,7 @@ def test_size_rules():
     assert Effort(samples=32).size(1000) == 32
     assert Effort(share=1 / 16).size(100) == 7
     assert Effort(share=1 / 2).size(1) == 1
+    assert Effort(share=1 / 2).size(10**9) == 1024
 
 
 def test_the_mask_keeps_the_largest():
@@ -170,6 +171,17 @@ def test_different_programs_go_in_one_call():
     found = invert(model, [small.sought(base), large.sought(base), small.sought(base)], QUICK)
     assert [e.steps for e in found] == [5, 10, 5]
     assert torch.allclose(found[0].x, found[2].x, atol=1e-4)
+
+
+def test_labels_that_are_known_and_labels_that_are_learned_go_in_one_call():
+    model = flat_model("mlp", (10,), 3)
+    base = model.init(2)
+    plain, odd = Device(model).sought(base), Device(model).sought(base)
+    odd.delta[-3:] = -9.0  # no class is there, by the bias
+    found = invert(model, [plain, odd], replace(QUICK, iterations=2))
+    assert [e.labels.dim() for e in found] == [1, 2]
+    again = [replace(s, start=e) for s, e in zip([plain, odd], found, strict=True)]
+    assert [e.labels.dim() for e in invert(model, again, QUICK)] == [1, 2]
 
 
 def test_a_warm_start_is_better_with_less():

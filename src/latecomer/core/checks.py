@@ -39,6 +39,9 @@ class Checks:
             type(v) in (int, float) and abs(v) <= LARGEST_METRIC for v in update.metrics.values()
         ):
             return "a metric is not a finite number"
+        noise = update.noise_std
+        if type(noise) not in (int, float) or not 0 <= noise <= LARGEST_METRIC:
+            return "noise_std must be a finite number, 0 or more"
         if delta is None:
             return None
         if not isinstance(delta, Tensor):

@@ -120,7 +120,7 @@ class Server:
         if update.delta is None:
             # A sign of life: the device had nothing worth sending.
             fields = {"device": device, "task": task.id, "sent": task.version, "skipped": True}
-            out.append(Note("arrival", fields))
+            out.append(Note("arrival", {**fields, "saved": _wire_bytes(task.params)}))
             return
         sent_from = self.store.resolve(task.lineage)
         staleness = self.store.staleness(task.version, sent_from)
@@ -150,7 +150,9 @@ class Server:
             lineage = self.store.resolve(contribution.lineage)
             contribution = replace(contribution, lineage=lineage)
         task, part = contribution.task, self.strategy.compensate
-        staleness = self.store.staleness(task.version, contribution.lineage)
+        # Its version is pinned no more: the store may have forgotten commits that old.
+        counted = self.store.staleness(task.version, contribution.lineage)
+        staleness = max(counted, contribution.staleness)
         told = NOTHING
         if isinstance(part, Finishes):
             contribution, told = part.finish(replace(contribution, staleness=staleness), self)

@@ -86,10 +86,10 @@ def federate(
 ) -> Federation:
     """Lay `dataset` out on devices; the same arguments give the same federation.
 
-    `alpha` is for partition dirichlet only. With `per_device` no device trains on more examples
-    than that. The central test set is, by `test`: "fair" the test
-    share of every device; "held-out-clients" all data of a test share of the devices, which
-    stay as ids without training data; "official" the rows that the dataset marks.
+    `alpha` is for partition dirichlet only. With `per_device` no device has more training
+    examples than that, replicas of augmentation apart. The central test set is, by `test`: "fair"
+    the test share of every device; "held-out-clients" all data of a test share of the devices,
+    which stay as ids without training data; "official" the rows that the dataset marks.
     """
     _known("partition", partition, PARTITIONS)
     _known("test", test, TESTS)

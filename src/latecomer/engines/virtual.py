@@ -64,7 +64,10 @@ Item = Upload | Opens | Closes | Joined | Failed | Ready | Due
 
 @dataclass(frozen=True, slots=True)
 class ServerCosts:
-    """Virtual seconds that the server is busy per merged update, evaluation and compensation."""
+    """Virtual seconds that the server is busy per merged update and evaluation.
+
+    `compensate` is added to what a compensation takes, beside the server's other work.
+    """
 
     merge: float = 0.0
     evaluate: float = 0.0
@@ -96,7 +99,7 @@ class VirtualEngine:
         self.costs = costs or ServerCosts()
         self.on_note = on_note
         self.now = 0.0
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up = self.bytes_down = self.bytes_saved = 0
         self.stopped: str | None = None
         self._free_at = 0.0  # when the server has done what it is busy with
         self._repaired_at = 0.0  # when it has done all compensations it was given
@@ -204,6 +207,7 @@ class VirtualEngine:
                     self.bytes_down += fields["bytes"]
                 elif kind in ("arrival", "refusal"):
                     self.bytes_up += fields.get("bytes", 0)
+                    self.bytes_saved += fields.get("saved", 0)
                 if self.on_note:
                     self.on_note(self.now, command)
             case Send(task):
@@ -242,7 +246,7 @@ class VirtualEngine:
         return {
             "now": self.now,
             "stopped": self.stopped,
-            "bytes": [self.bytes_up, self.bytes_down],
+            "bytes": [self.bytes_up, self.bytes_down, self.bytes_saved],
             "free_at": self._free_at,
             "repaired_at": self._repaired_at,
             "active_at": self._active_at,
@@ -254,7 +258,7 @@ class VirtualEngine:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.now, self.stopped = state["now"], state["stopped"]
-        self.bytes_up, self.bytes_down = state["bytes"]
+        self.bytes_up, self.bytes_down, self.bytes_saved = (*state["bytes"], 0)[:3]
         self._free_at, self._active_at = state["free_at"], state["active_at"]
         self._repaired_at = state["repaired_at"]
         self._away = set(state["away"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution, Later, Note, Ready, Task
@@ -37,10 +38,11 @@ PASSES = 9
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """What the server knows of a late device: examples that explain it, and how many it has."""
+    """What is known of a late device: its last word, and examples that explain it."""
 
     estimate: Estimate
     num_examples: int
+    word: Tensor
 
 
 class Compensator:
@@ -89,8 +91,9 @@ class Compensator:
             self._peers.add(contribution, view)
             return contribution
         if not self._gamma(contribution, view):
+            self._remember_word(contribution)
             return contribution
-        if not is_unique(sketch(contribution.delta), self._peers.of(contribution), self.gate):
+        if not self._is_unique(contribution):
             return contribution
         estimate = self._reusable(model, contribution)
         if estimate is not None:
@@ -112,8 +115,12 @@ class Compensator:
         if not estimate.fit < 1.0:
             # No better than saying nothing: the stale update is the better word.
             return Repaired(contribution, {"gamma": 0.0, "seconds": seconds})
-        self.known[task.device] = Known(estimate, contribution.update.num_examples)
         return self._repaired(model, contribution, estimate, view, seconds)
+
+    def _remember_word(self, contribution: Contribution) -> None:
+        known = self.known.get(contribution.task.device)
+        if known is not None and known.word.numel() == contribution.delta.numel():
+            self.known[contribution.task.device] = replace(known, word=contribution.delta)
 
     def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
         """Later than others usually are; what is usual must have been seen first."""
@@ -126,6 +133,12 @@ class Compensator:
             self._seen += 1
             self._usual += (staleness - self._usual) / self._seen
         return late
+
+    def _is_unique(self, contribution: Contribution) -> bool:
+        """Once found unique, a device stays so: stale and repaired updates in turn do harm."""
+        if contribution.task.device in self.known:
+            return True
+        return is_unique(sketch(contribution.delta), self._peers.of(contribution), self.gate)
 
     def _gamma(self, contribution: Contribution, view: ServerView) -> float:
         return self.judge.switch.gamma(contribution.lineage, view.store.commits)
@@ -184,15 +197,17 @@ class Compensator:
         """gamma * estimate + (1 - gamma) * stale, as if trained from today's head."""
         head = take(view.store.head_params(contribution.lineage), contribution.task.submodel)
         fresh = replay(model, head, [estimate])[0]
-        gamma = self._gamma(contribution, view)
+        gamma = self._gamma(contribution, view) if torch.isfinite(fresh).all() else 0.0
         told = {"fit": estimate.fit, "gamma": gamma, "seconds": seconds}
-        if not torch.isfinite(fresh).all():
-            return Repaired(contribution, {**told, "gamma": 0.0})
+        count, stale = contribution.update.num_examples, contribution.delta
+        self.known[contribution.task.device] = Known(estimate, count, stale)
+        if not gamma:
+            return Repaired(contribution, told)
         self.judge.put_on_trial(contribution, estimate, view.store.head(contribution.lineage))
-        delta = fresh if gamma == 1.0 else torch.lerp(contribution.delta, fresh, gamma)
+        delta = fresh if gamma == 1.0 else torch.lerp(stale, fresh, gamma)
         # It counts as much as one that came in time, which in asynchronous modes is never fresh.
-        fresh_again = replace(contribution.rebase(head, delta), staleness=round(self._usual))
-        return Repaired(fresh_again, told)
+        staleness = round(gamma * self._usual + (1.0 - gamma) * contribution.staleness)
+        return Repaired(replace(contribution.rebase(head, delta), staleness=staleness), told)
 
     def _seconds(self, model: FlatModel, contribution: Contribution) -> float:
         if not self.gflops:

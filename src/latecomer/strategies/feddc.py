@@ -89,6 +89,7 @@ def feddc_fedasync(
     min_ratio: NotNegative = 2.0,
     reuse: NotNegative = 1.25,
     server_gflops: NotNegative = 10.0,
+    save_estimates: bool = True,
 ) -> Strategy:
     """Late is who is `min_ratio` times as stale as usual."""
     return Strategy(
@@ -101,6 +102,7 @@ def feddc_fedasync(
             min_ratio=min_ratio,
             reuse=reuse,
             gflops=server_gflops,
+            keep_estimates=save_estimates,
         ),
         weigh=by_staleness(staleness_decay(decay, p, b), scale=alpha),
         merge=Mix(),
@@ -130,6 +132,7 @@ def feddc_fedbuff(
     min_ratio: NotNegative = 2.0,
     reuse: NotNegative = 1.25,
     server_gflops: NotNegative = 10.0,
+    save_estimates: bool = True,
 ) -> Strategy:
     """Late is who is `min_ratio` times as stale as usual."""
     return Strategy(
@@ -142,6 +145,7 @@ def feddc_fedbuff(
             min_ratio=min_ratio,
             reuse=reuse,
             gflops=server_gflops,
+            keep_estimates=save_estimates,
         ),
         weigh=by_staleness(staleness_decay(decay, p, b)),
         merge=Buffer(buffer, step=server_lr),

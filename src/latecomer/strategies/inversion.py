@@ -36,6 +36,7 @@ GROWTH = 3.0  # a dead start is tried again with examples that much larger
 PATIENCE = 10  # iterations over which a fit must improve by PLATEAU to go on
 PLATEAU = 0.005
 AT_ONCE = 16  # devices inverted in one batch
+MOST = 1024  # examples sought, whatever a device claims to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Effort:
         """The number of examples sought for a device that reports `num_examples`."""
         if not self.share:
             return self.samples
-        return max(1, math.ceil(self.share * num_examples))
+        return min(MOST, max(1, math.ceil(self.share * num_examples)))
 
 
 @portable
@@ -102,11 +103,8 @@ def effective_rate(spec: TrainSpec, steps: int) -> float:
     With momentum m, the gradient of the j-th last step is added 1 + m + ... + m^(j-1) times.
     """
     momentum = spec.momentum if spec.optimizer == "sgd" else 0.0
-    total, reach = 0.0, 0.0
-    for _ in range(steps):
-        reach = 1.0 + momentum * reach
-        total += reach
-    return spec.lr * spec.lr_scale * total
+    repeats = (steps - momentum * (1.0 - momentum**steps) / (1.0 - momentum)) / (1.0 - momentum)
+    return spec.lr * spec.lr_scale * repeats
 
 
 def surrogate(spec: TrainSpec, num_examples: int, most: int) -> tuple[TrainSpec, int]:
@@ -153,7 +151,11 @@ def invert(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list
     """D_est for every update; those that share a program are worked on together."""
     found: list[Estimate | None] = [None] * len(sought)
     signatures = [
-        (*surrogate(s.spec, s.num_examples, effort.steps), effort.size(s.num_examples), _warm(s))
+        (
+            *surrogate(s.spec, s.num_examples, effort.steps),
+            effort.size(s.num_examples),
+            None if s.start is None else s.start.labels.dtype,
+        )
         for s in sought
     ]
     for places in alike(signatures):
@@ -166,28 +168,34 @@ def invert(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list
     return [estimate for estimate in found if estimate is not None]
 
 
-def _warm(sought: Sought) -> bool:
-    return sought.start is not None
-
-
 def _invertalike(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list[Estimate]:
     """All from a warm start, or all from scratch with a few attempts."""
-    if _warm(sought[0]):
-        starts = [s.start for s in sought if s.start is not None]
+    starts = [s.start for s in sought if s.start is not None]
+    if starts:
         return _descend(network, sought, starts, effort, effort.warm_iterations, WARM_RATE)
-    best = _first_guesses(network, sought, effort, 0)
-    best = _descend(network, sought, best, effort, effort.iterations, 1.0)
+    best = _from_scratch(network, sought, effort, 0)
     for attempt in range(1, STARTS):
         dead = [i for i, estimate in enumerate(best) if estimate.fit >= 1.0 - PLATEAU]
         if not dead:
             break
-        again = [sought[i] for i in dead]
-        guesses = _first_guesses(network, again, effort, attempt)
-        tried = _descend(network, again, guesses, effort, effort.iterations, 1.0)
+        tried = _from_scratch(network, [sought[i] for i in dead], effort, attempt)
         for i, estimate in zip(dead, tried, strict=True):
             if estimate.fit < best[i].fit:
                 best[i] = estimate
     return best
+
+
+def _from_scratch(
+    network: FlatModel, sought: Sequence[Sought], effort: Effort, attempt: int
+) -> list[Estimate]:
+    """One attempt for all; those whose labels are known and those who learn them go apart."""
+    found = _first_guesses(network, sought, effort, attempt)
+    for places in alike([guess.labels.dtype for guess in found]):
+        some, guesses = [sought[i] for i in places], [found[i] for i in places]
+        done = _descend(network, some, guesses, effort, effort.iterations, 1.0)
+        for i, estimate in zip(places, done, strict=True):
+            found[i] = estimate
+    return found
 
 
 def _first_guesses(

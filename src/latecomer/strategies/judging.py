@@ -6,7 +6,7 @@ replayed on the very model the truth started from, so the comparison is exact.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from latecomer.core.messages import Contribution, Note
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.inversion import Estimate, replay
 from latecomer.strategies.switching import Switch, error
+
+# What stands nearest to the truth: the estimate, the device's last own word, or nothing at all.
+Verdict = Literal["estimate", "word", "silence"]
 
 PROBES = 4  # estimates per device that wait for their truth
 
@@ -36,7 +39,7 @@ class Judge:
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
-        self.distrusted: set[int] = set()  # devices whose last estimate was no help
+        self.verdicts: dict[int, Verdict] = {}  # by device: what was nearest to its last word
         self._probes: dict[int, list[Probe]] = {}
         self._lineages: set[str] = set()  # of which something was judged in this moment
         self._notes: list[Note] = []
@@ -67,10 +70,8 @@ class Judge:
         silent = error(torch.zeros_like(truth.delta), truth.delta, noise)
         self.switch.judge(truth.lineage, device, estimated, stale)
         self._lineages.add(truth.lineage)
-        if estimated > min(stale, silent):
-            self.distrusted.add(device)
-        else:
-            self.distrusted.discard(device)
+        errors: dict[Verdict, float] = {"estimate": estimated, "word": stale, "silence": silent}
+        self.verdicts[device] = min(errors, key=errors.__getitem__)
         fields = {
             "device": device,
             "task": truth.task.id,
@@ -101,11 +102,11 @@ class Judge:
         probes = {device: list(some) for device, some in self._probes.items()}
         return {
             "switch": self.switch.state(),
-            "distrusted": sorted(self.distrusted),
+            "verdicts": dict(self.verdicts),
             "probes": probes if with_probes else {},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.switch.restore(state["switch"])
-        self.distrusted = set(state["distrusted"])
+        self.verdicts = dict(state["verdicts"])
         self._probes = {device: list(some) for device, some in state["probes"].items()}

@@ -24,8 +24,9 @@ from latecomer.strategies.inversion import alike, replay_each
 class StandIns:
     """Speaks for devices that work on a task from an older model and have no word in this epoch.
 
-    Not for those whose last estimate was no help once the truth came in, and ever more softly
-    when compensation has been switched off.
+    When the truth came in last, what was nearest to it? If not the estimate, then the device's
+    last own word is repeated, or there is silence. Where compensation has been switched off, the
+    last word takes over as the estimate fades.
     """
 
     compensator: Compensator
@@ -34,31 +35,44 @@ class StandIns:
     def __call__(
         self, lineage: str, present: Iterable[int], view: ServerView
     ) -> list[Contribution]:
-        judge, known = self.compensator.judge, self.compensator.known
-        gamma = judge.switch.gamma(lineage, view.store.commits)
-        if not gamma:
-            return []
-        silent = {*present, *judge.distrusted}
+        here = set(present)
         tasks = [
             view.open_tasks[view.working[device]]
-            for device in known
-            if device in view.working and device not in silent
+            for device in self.compensator.known
+            if device in view.working and device not in here
         ]
-        tasks = [task for task in tasks if self._is_away(task, lineage, view)]
+        tasks = [task for task in tasks if self._speaks(task, lineage, view)]
         head = view.store.head_params(lineage)
         bases = [take(head, task.submodel) for task in tasks]
+        words = self._words(tasks, bases, lineage, view)
         return [
-            self._contribution(task, base, gamma * delta, lineage, view)
-            for task, base, delta in zip(
-                tasks, bases, self._replays(tasks, bases, view), strict=True
-            )
-            if torch.isfinite(delta).all()
+            self._contribution(task, base, word, lineage, view)
+            for task, base, word in zip(tasks, bases, words, strict=True)
+            if torch.isfinite(word).all()
         ]
 
-    def _is_away(self, task: Task, lineage: str, view: ServerView) -> bool:
-        if view.store.resolve(task.lineage) != lineage:
-            return False
-        return view.store.staleness(task.version, lineage) >= self.compensator.min_staleness
+    def _speaks(self, task: Task, lineage: str, view: ServerView) -> bool:
+        known = self.compensator.known[task.device]
+        return (
+            view.store.resolve(task.lineage) == lineage
+            and view.store.staleness(task.version, lineage) >= self.compensator.min_staleness
+            and self.compensator.judge.verdicts.get(task.device) != "silence"
+            and known.word.numel() == task.params.numel()
+        )
+
+    def _words(
+        self, tasks: list[Task], bases: list[Tensor], lineage: str, view: ServerView
+    ) -> list[Tensor]:
+        judge = self.compensator.judge
+        gamma = judge.switch.gamma(lineage, view.store.commits)
+        last = [self.compensator.known[task.device].word for task in tasks]
+        if not gamma:
+            return last
+        fresh = self._replays(tasks, bases, view)
+        return [
+            word if judge.verdicts.get(task.device) == "word" else torch.lerp(word, new, gamma)
+            for task, word, new in zip(tasks, last, fresh, strict=True)
+        ]
 
     def _replays(self, tasks: list[Task], bases: list[Tensor], view: ServerView) -> list[Tensor]:
         deltas = list(bases)
