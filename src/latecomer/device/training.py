@@ -1,5 +1,6 @@
 """The one local training program: a device runs it, a simulator batches it, a server unrolls it."""
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from latecomer.errors import BadInput
 
 BATCH_STREAM = 1  # keeps this generator apart from others made of the same seed
 PER_EXAMPLE_FLOATS = 2**26  # room for per-example gradients: 256 MB
+EVALUATED_AT_ONCE = 256  # examples; bounds the activations
 
 Hook = Callable[[Tensor, int], Tensor]
 Gradient = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -73,6 +75,17 @@ def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tenso
     return _mean(F.cross_entropy(logits, y, reduction="none"), weights.to(logits.dtype))
 
 
+@torch.no_grad()
+def loss_rms(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
+    """The root of the mean squared loss of the examples at `params`: Oort's measure of use."""
+    total = 0.0
+    for begin in range(0, len(y), EVALUATED_AT_ONCE):
+        part = slice(begin, begin + EVALUATED_AT_ONCE)
+        losses = F.cross_entropy(model.logits(params, x[part]), y[part], reduction="none")
+        total += losses.double().square().sum().item()
+    return math.sqrt(total / len(y))
+
+
 def local_update(
     model: FlatModel,
     params: Tensor,
@@ -83,6 +96,7 @@ def local_update(
     on_gradient: Hook | None = None,
     functional: bool = False,
     ragged: bool = False,
+    weighted: bool = False,
 ) -> Tensor:
     """`params` after training on (x, y) as `spec` and `plan` say; inputs are left as they were.
 
@@ -92,8 +106,10 @@ def local_update(
     `functional` gives the same numbers in a form that torch.autograd can differentiate and
     torch.func.vmap can batch, at a higher cost per call. There, `ragged` says that some steps may
     have no real example; such a step changes nothing (otherwise they are always skipped).
+    `weighted` says that the mask holds weights, which a functional run takes them for anyway.
     """
-    kernel = None if functional or on_gradient is not None else model.kernel
+    plain = not functional and not weighted
+    kernel = model.kernel if plain and on_gradient is None else None
     if kernel is not None and kernel.covers(spec):
         return kernel.train(params, x, y, spec, plan)
     rule = rule_named(spec.optimizer)
@@ -103,7 +119,7 @@ def local_update(
     gradient_at = _gradient_function(model, whole, span, spec, functional)
     add = Tensor.add if functional else Tensor.add_
     take = _take_batched if functional else _take
-    sizes = None if functional else plan.mask.sum(1).int().tolist()
+    sizes = plan.mask.sum(1).int().tolist() if plain else None
     memory = start(moving)
     with torch.set_grad_enabled(functional and torch.is_grad_enabled()):
         for step, (index, weights) in enumerate(zip(*map(torch.unbind, plan), strict=True)):

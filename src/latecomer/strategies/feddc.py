@@ -8,6 +8,7 @@ Intertwined Data and Device Heterogeneities in Federated Learning with Unlimited
 from typing import Literal
 
 from latecomer.core.strategy import AtOnce, Mix, Strategy
+from latecomer.strategies.catching_up import CatchUp
 from latecomer.strategies.compensation import Compensator
 from latecomer.strategies.dispatching import AtEpochStart
 from latecomer.strategies.fedasync import DecayName, staleness_decay
@@ -43,11 +44,12 @@ def feddc(
     min_staleness: Count = 1,
     reuse: NotNegative = 1.25,
     stand_in: bool = False,
+    catch_up: NotNegative = 1.0,
     server_gflops: NotNegative = 10.0,
     save_estimates: bool = True,
 ) -> Strategy:
     """`docs/config.md` explains the options; `docs/studies/feddc.md` measures them."""
-    weigh = by_examples()
+    weigh = CatchUp(by_examples(), catch_up)
     compensator = Compensator(
         Effort(samples, SHARES[size], iterations, warm_iterations, keep, steps, scale),
         gate=gate,
