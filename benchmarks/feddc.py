@@ -12,7 +12,7 @@ mnist* need ../shared/data.
 import argparse
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,14 +219,12 @@ def run_point(name: str, point: str, args: argparse.Namespace) -> dict[tuple[str
     return dict(latecomer.load(folder).runs)
 
 
-def measures(metrics: pd.DataFrame, summary: Mapping[str, Any], study: Study) -> dict[str, float]:
+def measures(metrics: pd.DataFrame, study: Study) -> dict[str, float]:
     """What is told of one run; epochs are virtual time, which is the same for every method."""
     epochs = metrics["virtual_seconds"] / EPOCH
     heard, tail = metrics[epochs > study.delay], metrics[epochs > 2 * study.delay]
     end = metrics[epochs > 0.9 * epochs.iloc[-1]]
     reached = epochs[metrics["accuracy_affected"] >= study.target]
-    repairs = summary["compensation"] or {"count": 0, "seconds": 0.0, "switched_at": None}
-    switched = repairs["switched_at"]
     return {
         "affected": heard["accuracy_affected"].mean(),
         "affected, later": tail["accuracy_affected"].mean(),
@@ -235,11 +233,19 @@ def measures(metrics: pd.DataFrame, summary: Mapping[str, Any], study: Study) ->
         "accuracy, later": tail["accuracy"].mean(),
         "accuracy, end": end["accuracy"].mean(),
         f"epochs to {study.target:g}": reached.iloc[0] if len(reached) else np.nan,
-        "repaired": repairs["count"],
-        "server s": repairs["seconds"],
-        "switched at": np.nan if switched is None else switched,
-        "wall s": summary["wall_seconds"],
     }
+
+
+def repairs(label: str, summaries: Sequence[Mapping[str, Any]]) -> str:
+    """What compensation took, in one line; empty where there is none."""
+    some = [summary for summary in summaries if summary["compensation"]]
+    if not some:
+        return ""
+    count = np.mean([s["compensation"]["count"] for s in some])
+    share = np.mean([s["compensation"]["seconds"] / s["virtual_seconds"] for s in some])
+    ends = [s["compensation"]["switched_at"] for s in some]
+    told = ", ".join("never" if end is None else str(end) for end in ends)
+    return f"- {label}: {count:.0f} repaired, {share:.2%} of the virtual time, switched off: {told}"
 
 
 def table(rows: Mapping[str, list[dict[str, float]]]) -> str:
@@ -301,12 +307,13 @@ def main() -> None:
         for point in study.points:
             runs = run_point(name, point, args)
             rows: dict[str, list[dict[str, float]]] = {}
+            summaries: dict[str, list[Mapping[str, Any]]] = {}
             for (label, _), result in runs.items():
-                rows.setdefault(label, []).append(measures(result.metrics, result.summary, study))
+                rows.setdefault(label, []).append(measures(result.metrics, study))
+                summaries.setdefault(label, []).append(result.summary)
             heading = f"{name}{', ' + point if point else ''}"
-            print(
-                f"\n### {heading} (mean after epoch {study.after:g})\n\n{table(rows)}", flush=True
-            )
+            told = [repairs(label, some) for label, some in summaries.items()]
+            print(f"\n### {heading}\n\n{table(rows)}\n", *filter(None, told), sep="\n", flush=True)
             if args.charts:
                 path = Path(args.charts) / ("-".join([name, *point.split()]) + ".svg")
                 lines = curves(runs, "accuracy_affected")

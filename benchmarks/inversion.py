@@ -37,7 +37,7 @@ from torch import Tensor
 
 from latecomer.core.messages import TrainSpec
 from latecomer.data.dataset import Dataset
-from latecomer.data.federation import ClientData, Examples, federate
+from latecomer.data.federation import ClientData, Examples, Federation, federate
 from latecomer.data.sources import load
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
@@ -56,6 +56,7 @@ PAPER = Effort(samples=16, iterations=40, keep=0.05)
 ALPHA = 0.1
 LATER = 5  # epochs between two updates of one device, for warm starts
 ROUNDS = 3
+PER_WORLD = 2  # late devices of one world in trade-offs
 TESTED = 2000  # examples on which accuracy is told
 
 
@@ -163,13 +164,12 @@ def dataset(source: str, path: str) -> Dataset:
     return load(source, path)
 
 
-@cache
-def world(problem: Problem, spec: TrainSpec, alpha: float, seed: int, size: Size) -> World:
-    """Train without the holders of one class; which one changes with the seed."""
-    data = federate(
+def federation(problem: Problem, devices: int, alpha: float, seed: int) -> Federation:
+    """One class per device or, with `alpha`, Dirichlet mixes."""
+    return federate(
         dataset(problem.source, problem.path),
         partition="dirichlet" if alpha else "one-class",
-        devices=problem.devices,
+        devices=devices,
         alpha=alpha or 1.0,
         test="fair",
         scale="global",
@@ -177,6 +177,12 @@ def world(problem: Problem, spec: TrainSpec, alpha: float, seed: int, size: Size
         per_device=problem.per_device,
         seed=seed,
     )
+
+
+@cache
+def world(problem: Problem, spec: TrainSpec, alpha: float, seed: int, size: Size) -> World:
+    """Train without the holders of one class; which one changes with the seed."""
+    data = federation(problem, problem.devices, alpha, seed)
     network = problem.network(data.input_shape, data.num_classes)
     kernel = compiled_kernel(network) if problem.expensive else None
     if isinstance(kernel, CompiledKernel):
@@ -199,6 +205,7 @@ def world(problem: Problem, spec: TrainSpec, alpha: float, seed: int, size: Size
     return World(network, spec, heads, [data.clients[i] for i in late], seed, accuracy)
 
 
+@cache
 def first_devices(some: World, number: int) -> World:
     return replace(some, late=some.late[:number])
 
@@ -289,7 +296,8 @@ def replayed(
     }
 
 
-def ours(worlds: Sequence[World], base: int, ages: Sequence[int], effort: Effort) -> Result:
+@cache
+def ours(worlds: tuple[World, ...], base: int, ages: tuple[int, ...], effort: Effort) -> Result:
     """Inverted from scratch, the late devices of all worlds in one batch."""
     found, cpu = inverted(worlds, [some.sought(base) for some in worlds], effort)
     return Result(replayed(worlds, found, base, ages), cpu)
@@ -330,6 +338,8 @@ class Report:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -343,11 +353,12 @@ def cells(result: Result) -> Row:
 
 
 def part_a(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -> None:
-    worlds = [world(problem, ASSUMED, 0.0, seed, size) for seed in seeds]
+    worlds = tuple(world(problem, ASSUMED, 0.0, seed, size) for seed in seeds)
     base, ages = size.base, size.staleness
     best, lambdas = first_order(worlds, base, ages)
     results = {"stale as it is": stale(worlds, base, ages), "first-order, best lambda": best}
-    chosen = spread_out(worlds, size.literal_expensive if problem.expensive else None, size)
+    wanted = size.literal_expensive if problem.expensive else size.literal_devices
+    chosen = spread_out(worlds, wanted)
     curves = literal_curves(problem, chosen, size)
     for name, (points, found) in curves.items():
         first = next((i for i, point in enumerate(points) if point.converged), len(points) - 1)
@@ -384,11 +395,10 @@ def accuracy(worlds: Sequence[World], epoch: int) -> Spread:
     return spread([some.accuracy[epoch] for some in worlds])
 
 
-def spread_out(worlds: Sequence[World], number: int | None, size: Size) -> list[World]:
+def spread_out(worlds: Sequence[World], wanted: int) -> tuple[World, ...]:
     """So many late devices in all, taken from the worlds in turns."""
-    wanted = number or size.literal_devices
     counts = [len(range(i, wanted, len(worlds))) for i in range(len(worlds))]
-    return [first_devices(some, n) for some, n in zip(worlds, counts, strict=True) if n]
+    return tuple(first_devices(some, n) for some, n in zip(worlds, counts, strict=True) if n)
 
 
 Curve = tuple[list[Point], list[Result]]
@@ -432,7 +442,7 @@ def by_world(worlds: Sequence[World], estimates: Sequence[Estimate]) -> list[lis
 def equal_error(
     report: Report,
     problem: Problem,
-    worlds: Sequence[World],
+    worlds: tuple[World, ...],
     size: Size,
     name: str,
     points: Sequence[Point],
@@ -455,7 +465,7 @@ def equal_error(
     for age in size.staleness:
         for point, theirs in zip(points, found, strict=True):
             enough = [(r.cpu, s, r.l1(age)) for s, r in settings if r.l1(age) <= theirs.l1(age)]
-            cpu, setting, l1 = min(enough, default=(math.nan, "not reached", math.nan))
+            cpu, setting, l1 = min(enough, default=(None, "not reached", None))
             rows.append(
                 {
                     "staleness": age,
@@ -465,7 +475,7 @@ def equal_error(
                     "ours": setting,
                     "our CPU s": cpu,
                     "our L1": l1,
-                    "ratio of CPU": point.cpu / cpu,
+                    "ratio of CPU": point.cpu / cpu if cpu else None,
                 }
             )
     title = f"{problem.name}: the {name} recipe along its way, and the least that ours needs"
@@ -485,11 +495,11 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
         seeds = seeds[:1]
     base, ages = size.base, size.traded
 
-    def worlds_of(spec: TrainSpec, alpha: float = 0.0) -> list[World]:
-        found = [world(problem, spec, alpha, seed, size) for seed in seeds]
-        return [first_devices(some, 2) for some in found] if problem.expensive else found
+    def worlds_of(spec: TrainSpec, alpha: float = 0.0) -> tuple[World, ...]:
+        found = (world(problem, spec, alpha, seed, size) for seed in seeds)
+        return tuple(first_devices(some, PER_WORLD) for some in found)
 
-    def row(what: str, worlds: Sequence[World], effort: Effort) -> Row:
+    def row(what: str, worlds: tuple[World, ...], effort: Effort) -> Row:
         return {"setting": what, **cells(ours(worlds, base, ages, effort))}
 
     usual = worlds_of(USUAL)
@@ -512,19 +522,21 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
         [row(str(n), usual, replace(standard, iterations=n)) for n in size.iterations],
     )
     warm_starts(report, problem, usual, standard, size)
-    short = replace(USUAL, batch_size=8)
-    mini = worlds_of(short)
+    mini = worlds_of(replace(USUAL, batch_size=8))
+    stepped = [
+        {
+            "method": f"ours, {name} steps",
+            **cells(ours(mini, base, ages, replace(standard, steps=n))),
+        }
+        for name, n in (("5", 5), ("10", 10), ("the device's own", 1000))
+    ]
     told(
-        f"{problem.name}: steps of the surrogate, device with batches of 8 (25 steps or so)",
-        [
-            row(name, mini, replace(standard, steps=steps))
-            for name, steps in (("5", 5), ("10", 10), ("as many as the device", 1000))
-        ],
+        f"{problem.name}: steps of the surrogate, device with batches of 8 (20 to 25 steps)",
+        [*for_nothing(mini, size), *stepped],
     )
     programs = {
         "SGD": (ASSUMED, 0.0),
         "SGD, momentum 0.5": (USUAL, 0.0),
-        "SGD, momentum 0.5, batches of 8": (short, 0.0),
         "SGD, momentum 0.5, prox 0.1": (replace(USUAL, prox=0.1), 0.0),
         "Adam, a tenth of the rate": (replace(ASSUMED, optimizer="adam", lr=USUAL.lr / 10), 0.0),
         f"Dirichlet {ALPHA}: SGD, momentum 0.5": (USUAL, ALPHA),
@@ -534,21 +546,22 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
         [
             {"device": name, **each}
             for name, (spec, alpha) in programs.items()
-            for each in side_by_side(worlds_of(spec, alpha), standard, size)
+            for worlds in [worlds_of(spec, alpha)]
+            for each in [
+                *for_nothing(worlds, size),
+                {"method": "ours", **cells(ours(worlds, base, ages, standard))},
+            ]
         ],
     )
 
 
-def side_by_side(worlds: Sequence[World], effort: Effort, size: Size) -> list[Row]:
-    """Ours beside what costs nothing."""
+def for_nothing(worlds: Sequence[World], size: Size) -> list[Row]:
+    """What costs no inversion."""
     best, lambdas = first_order(worlds, size.base, size.traded)
-    mine = ours(worlds, size.base, size.traded, effort)
-    results = {
-        "stale as it is": stale(worlds, size.base, size.traded),
-        f"first-order, lambda {lambdas}": best,
-        "ours": mine,
-    }
-    return [{"method": name, **cells(result)} for name, result in results.items()]
+    return [
+        {"method": "stale as it is", **cells(stale(worlds, size.base, size.traded))},
+        {"method": f"first-order, lambda {lambdas}", **cells(best)},
+    ]
 
 
 def warm_starts(
@@ -613,17 +626,7 @@ def part_c(report: Report, problems: Sequence[Problem], size: Size) -> None:
 
 def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
     """One epoch: the training of the whole fleet, and three ways to deal with the late ones."""
-    data = federate(
-        dataset(problem.source, problem.path),
-        partition="dirichlet",
-        devices=size.fleet,
-        alpha=ALPHA,
-        test="fair",
-        scale="global",
-        augment="none",
-        per_device=problem.per_device,
-        seed=0,
-    )
+    data = federation(problem, size.fleet, ALPHA, 0)
     network = problem.network(data.input_shape, data.num_classes)
     spec = problem.programmed(spec)
     numbers = count()
@@ -652,45 +655,41 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
 
     effort = DEFAULT
     cold = sought(0, [None] * len(late))
-    start = time.process_time()
     known = invert(network, cold, effort)
-    replay(network, heads[-1], known)
-    from_scratch = time.process_time() - start
     warm = sought(3, known)
 
-    def warm_and_replay() -> None:
-        replay(network, heads[-1], invert(network, warm, effort))
+    def invert_and_replay(tasks: Sequence[Sought]) -> None:
+        replay(network, heads[-1], invert(network, tasks, effort))
 
     def check_and_replay() -> None:
         for task, estimate in zip(warm, known, strict=True):
             replay(network, task.base, [estimate])
             replay(network, heads[-1], [estimate])
 
+    rounds = 1 if problem.expensive else ROUNDS
     ways = {
-        f"cold, {effort.iterations} iterations": from_scratch,
-        f"warm, {effort.warm_iterations} iterations": best_cpu(warm_and_replay),
+        f"cold, {effort.iterations} iterations": best_cpu(lambda: invert_and_replay(cold), rounds),
+        f"warm, {effort.warm_iterations} iterations": best_cpu(lambda: invert_and_replay(warm)),
         "reused (two replays)": best_cpu(check_and_replay),
     }
     examples = sorted(len(client.train.y) for client in data.clients)[len(data.clients) // 2]
-    rows = []
-    for name, cpu in ways.items():
-        rows.append(
-            {
-                "problem": problem.name,
-                "local epochs": spec.local_epochs,
-                "examples": examples,
-                "fleet CPU s": fleet,
-                "late devices": name,
-                "server CPU s": cpu,
-                "ratio": cpu / fleet,
-            }
-        )
-    return rows
+    return [
+        {
+            "problem": problem.name,
+            "local epochs": spec.local_epochs,
+            "examples": examples,
+            "fleet CPU s": fleet,
+            "late devices": name,
+            "server CPU s": cpu,
+            "ratio": cpu / fleet,
+        }
+        for name, cpu in ways.items()
+    ]
 
 
-def best_cpu(work: Callable[[], object]) -> float:
+def best_cpu(work: Callable[[], object], rounds: int = ROUNDS) -> float:
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
@@ -731,7 +730,10 @@ def main() -> None:
     seeds = range(1 if options.quick else options.seeds)
     chosen = problems(options.data, options.quick)
     report = Report()
-    for part in options.only.split(","):
+    parts = options.only.split(",")
+    if not set(parts) <= set("ABC"):
+        arguments.error(f"--only {options.only}: expected some of A,B,C")
+    for part in parts:
         if part == "C":
             part_c(report, chosen["C"], size)
             continue

@@ -8,10 +8,10 @@ import latecomer
 
 SCENARIO = {
     "data": {"partition": "one-class"},
-    "fleet": {"devices": 20, "late": {"classes": [5], "devices": 20, "delay": 8}},
-    "training": {"local_epochs": 5, "lr": 0.05, "batch_size": 100},
+    "fleet": {"devices": 20, "late": {"classes": [5], "devices": 20, "delay": 20}},
+    "training": {"local_epochs": 5, "lr": 0.1, "batch_size": 100},
     "model": {"hidden": [32]},
-    "stop": {"epochs": 40},
+    "stop": {"epochs": 60},
     "evaluate": {"every": 40},
 }
 
@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
 
 
 def affected(result):
-    late = result.metrics[result.metrics["virtual_seconds"] > 160]
+    late = result.metrics[result.metrics["virtual_seconds"] > 200]
     return late["accuracy_affected"].mean()
 
 
