@@ -653,7 +653,7 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
             for i, n, start in zip(late, examples, starts, strict=True)
         ]
 
-    effort = DEFAULT
+    effort = size.effort
     cold = sought(0, [None] * len(late))
     known = invert(network, cold, effort)
     warm = sought(3, known)

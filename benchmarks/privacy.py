@@ -130,6 +130,10 @@ class Data:
             return params
         return self.trained(network, params, FIRST_EPOCHS, TRAINED_ON)
 
+    def accuracy(self, network: FlatModel, params: Tensor) -> float:
+        x, y = self.x[self.others :][:1000], self.y[self.others :][:1000]
+        return (network.logits(params, x).argmax(1) == y).float().mean().item()
+
     def noise(self, count: int) -> Tensor:
         return self.mean + self.std * torch.randn(count, *self.shape, generator=seeded(2))
 
@@ -300,66 +304,50 @@ def masked(delta: Tensor, keep: float) -> Tensor:
 def recovery(setting: Setting, data: Data, budget: Budget) -> tuple[list[Row], list[Row], str]:
     """Rows of the tables on samples and on ratios, and the plots."""
     network = flat_model(setting.model, data.shape, data.classes)
-    victims = slice(data.others, data.others + budget.samples)
-    x, y = data.x[victims], data.y[victims]
+    x, y = data.x[data.others :][: budget.samples], data.y[data.others :][: budget.samples]
+    noise = data.noise(len(x))
+    blind = (noise - x).flatten(1).square().mean(1).tolist()
+
+    def compared(where: Row, found: Tensor, **more: object) -> Row:
+        measures = closeness(found, x, y, data)
+        closer = [mse < limit for mse, limit in zip(measures["MSE"], blind, strict=True)]
+        averaged = {name: summary(values) for name, values in measures.items()}
+        return {**where, **averaged, "closer than noise": sum(closer) / len(closer), **more}
+
     rows: list[Row] = []
     divisions: list[Row] = []
     plots = ""
-    guesses = {
-        "noise": data.noise(len(x)),
-        "mean": torch.full_like(x, data.mean),
-        "same class": data.of_same_class(y),
-    }
     for state, keeps in KEEPS.items():
-        where = {"data": setting.data, "model": setting.model, "state": state}
+        where: Row = {"data": setting.data, "model": setting.model, "state": state}
         base = data.base(network, state)
-        with torch.no_grad():
-            right = network.logits(base, data.x[data.others :][:1000]).argmax(1)
-        hits = (right == data.y[data.others :][:1000]).float().mean().item()
         deltas = [update_of(network, base, x[i : i + 1], y[i : i + 1], STEP) for i in range(len(x))]
-        blind = closeness(guesses["noise"], x, y, data)["MSE"]
         pictures = {"truth": x}
         for keep in keeps:
             begin = time.perf_counter()
             found = attack(network, base, deltas, y, data, keep, budget)
+            fit = summary([estimate.fit for estimate in found])
+            kept = f"{keep:.0%}"
+            pictures[kept] = torch.cat([estimate.x for estimate in found])
             seconds = time.perf_counter() - begin
-            recovered = torch.cat([estimate.x for estimate in found])
-            pictures[f"{keep:.0%}"] = recovered
-            measures = closeness(recovered, x, y, data)
-            closer = [a < b for a, b in zip(measures["MSE"], blind, strict=True)]
             rows.append(
-                {
-                    **where,
-                    "kept": f"{keep:.0%}",
-                    "fit": summary([estimate.fit for estimate in found]),
-                    **{name: summary(values) for name, values in measures.items()},
-                    "closer than noise": sum(closer) / len(closer),
-                    "seconds": seconds,
-                    "model accuracy": hits,
-                }
+                compared({**where, "kept": kept, "fit": fit}, pictures[kept], seconds=seconds)
             )
-        divided = by_division(network, base, deltas, data, MASK, budget.iterations)
-        pictures[f"{MASK:.0%}, division alone"] = divided
-        rows.append(
-            {
-                **where,
-                "kept": f"{MASK:.0%}, division alone",
-                **{
-                    name: summary(values) for name, values in closeness(divided, x, y, data).items()
-                },
-            }
+        kept = f"{MASK:.0%}, division alone"
+        pictures[kept] = by_division(network, base, deltas, data, MASK, budget.iterations)
+        rows.append(compared({**where, "kept": kept}, pictures[kept]))
+        correct = data.accuracy(network, base)
+        divisions.append(
+            {**where, "model accuracy": correct, **ratio_row(network, base, deltas, x)}
         )
-        pictures["noise"] = guesses["noise"]
-        divisions.append({**where, **ratio_row(network, base, deltas, x)})
-        plots += plot(f"{setting.data}, {setting.model}, {state}", pictures, y)
-    for name, guess in {**guesses, "truth": x}.items():
-        measures = closeness(guess, x, y, data)
-        if name == "truth":
-            measures = {"accuracy": measures["accuracy"]}
+        plots += plot(f"{setting.data}, {setting.model}, {state}", {**pictures, "noise": noise}, y)
+    for name, guess in {
+        "noise": noise,
+        "mean": torch.full_like(x, data.mean),
+        "same class": data.of_same_class(y),
+        "the truth": x,
+    }.items():
         where = {"data": setting.data, "model": "-", "state": "-", "kept": f"guess: {name}"}
-        if name == "truth":
-            where["kept"] = "truth"
-        rows.append({**where, **{name: summary(values) for name, values in measures.items()}})
+        rows.append(compared(where, guess))
     return rows, divisions, plots
 
 

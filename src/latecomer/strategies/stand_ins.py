@@ -22,7 +22,7 @@ from latecomer.strategies.inversion import alike, replay_each
 
 @dataclass(frozen=True)
 class StandIns:
-    """Speaks for devices that work on a task from an older model and have no word in this epoch.
+    """Speaks for known devices that are at work and have no word in the epoch that closes.
 
     When the truth came in last, what was nearest to it? If not the estimate, then the device's
     last own word is repeated, or there is silence. Where compensation has been switched off, the
@@ -55,7 +55,6 @@ class StandIns:
         known = self.compensator.known[task.device]
         return (
             view.store.resolve(task.lineage) == lineage
-            and view.store.staleness(task.version, lineage) >= self.compensator.min_staleness
             and self.compensator.judge.verdicts.get(task.device) != "silence"
             and known.word.numel() == task.params.numel()
         )
