@@ -68,11 +68,10 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Study:
-    """A scenario, changed at each of `points`, under `methods`; late by `delay` epochs."""
+    """A scenario, changed at each of `points`, under `methods`."""
 
     config: str
     methods: Mapping[str, dict[str, Any]]
-    delay: float
     points: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
     target: float = 0.8
 
@@ -127,25 +126,22 @@ ASYNC = {
 BOTH = {"unweighted": BASELINES["unweighted"], **FEDDC}
 
 STUDIES = {
-    "uci-har": Study("uci-har.toml", BASELINES | FEDDC, delay=20),
+    "uci-har": Study("uci-har.toml", BASELINES | FEDDC),
     "uci-har-class1": Study(
-        "uci-har.toml", SHORT, delay=20, points={"class 1 late": {"fleet.late.classes": [1]}}
+        "uci-har.toml", SHORT, points={"class 1 late": {"fleet.late.classes": [1]}}
     ),
-    "uci-har-long": Study("uci-har.toml", SHORT, delay=20, points={"": {"stop.epochs": 200}}),
-    "busy": Study("busy.toml", AWAY, delay=20),
+    "uci-har-long": Study("uci-har.toml", SHORT, points={"": {"stop.epochs": 200}}),
+    "busy": Study("busy.toml", AWAY),
     "busy-40": Study(
         "busy.toml",
         AWAY,
-        delay=40,
         points={"away for 40": {"fleet.late.delay": 40.0, "stop.epochs": 200}},
     ),
-    "digits": Study("digits.toml", BASELINES | FEDDC, delay=40),
-    "digits-delays": Study("digits.toml", SHORT, delay=20, points=DELAYS),
-    "digits-alphas": Study("digits.toml", SHORT, delay=40, points=ALPHAS),
-    "digits-options": Study("digits.toml", FEDDC_OPTIONS, delay=40),
-    "uci-har-options": Study(
-        "uci-har.toml", FEDDC_OPTIONS, delay=20, points={"": {"stop.epochs": 200}}
-    ),
+    "digits": Study("digits.toml", BASELINES | FEDDC),
+    "digits-delays": Study("digits.toml", SHORT, points=DELAYS),
+    "digits-alphas": Study("digits.toml", SHORT, points=ALPHAS),
+    "digits-options": Study("digits.toml", FEDDC_OPTIONS),
+    "uci-har-options": Study("uci-har.toml", FEDDC_OPTIONS, points={"": {"stop.epochs": 200}}),
     "digits-rates": Study(
         "digits.toml",
         {
@@ -153,14 +149,12 @@ STUDIES = {
             for name in ("unstale (oracle)", "unweighted", "first-order, 40", "w-pred, 40")
         }
         | FEDDC,
-        delay=40,
         points={f"lr {rate}": {"training.lr": rate} for rate in (0.01, 0.02, 0.1)},
     ),
-    "digits-async": Study("digits.toml", ASYNC, delay=40),
+    "digits-async": Study("digits.toml", ASYNC),
     "digits-optimisers": Study(
         "digits.toml",
         BOTH,
-        delay=40,
         points={
             "sgd": {"training.momentum": 0.0},
             "momentum": {},
@@ -172,7 +166,6 @@ STUDIES = {
     "digits-devices": Study(
         "digits.toml",
         BOTH,
-        delay=40,
         points={
             f"{n} devices": {"fleet.devices": n, "fleet.late.devices": n // 10}
             for n in (50, 100, 200, 300)
@@ -181,19 +174,15 @@ STUDIES = {
     "mnist": Study(
         "mnist.toml",
         {
-            name: BASELINES[name]
+            name: (BASELINES | FEDDC)[name]
             for name in (
                 "unstale (oracle)",
                 "unweighted",
-                "weighted",
-                "weighted, b 40",
+                "feddc",
                 "first-order, 400",
                 "w-pred, 40",
-                "asyn-tiers, 2",
             )
-        }
-        | FEDDC,
-        delay=40,
+        },
     ),
 }
 
@@ -231,12 +220,18 @@ def run_point(name: str, point: str, args: argparse.Namespace) -> dict[tuple[str
     return dict(latecomer.load(folder).runs)
 
 
-def measures(metrics: pd.DataFrame, study: Study) -> dict[str, float]:
+def delay_of(tree: Mapping[str, Any]) -> float:
+    """By how many epochs the late ones are late, in the mean."""
+    delay = tree["fleet"]["late"]["delay"]
+    return float(delay["gamma"] if isinstance(delay, dict) else delay)
+
+
+def measures(metrics: pd.DataFrame, delay: float, target: float) -> dict[str, float]:
     """What is told of one run; epochs are virtual time, which is the same for every method."""
     epochs = metrics["virtual_seconds"] / EPOCH
-    heard, tail = metrics[epochs > study.delay], metrics[epochs > 2 * study.delay]
+    heard, tail = metrics[epochs > delay], metrics[epochs > 2 * delay]
     end = metrics[epochs > 0.9 * epochs.iloc[-1]]
-    reached = epochs[metrics["accuracy_affected"] >= study.target]
+    reached = epochs[metrics["accuracy_affected"] >= target]
     return {
         "affected": heard["accuracy_affected"].mean(),
         "affected, later": tail["accuracy_affected"].mean(),
@@ -244,7 +239,7 @@ def measures(metrics: pd.DataFrame, study: Study) -> dict[str, float]:
         "accuracy": heard["accuracy"].mean(),
         "accuracy, later": tail["accuracy"].mean(),
         "accuracy, end": end["accuracy"].mean(),
-        f"epochs to {study.target:g}": reached.iloc[0] if len(reached) else np.nan,
+        f"epochs to {target:g}": reached.iloc[0] if len(reached) else np.nan,
     }
 
 
@@ -318,10 +313,11 @@ def main() -> None:
         study = STUDIES[name]
         for point in study.points:
             runs = run_point(name, point, args)
+            delay = delay_of(tree_of(study, study.points[point]))
             rows: dict[str, list[dict[str, float]]] = {}
             summaries: dict[str, list[Mapping[str, Any]]] = {}
             for (label, _), result in runs.items():
-                rows.setdefault(label, []).append(measures(result.metrics, study))
+                rows.setdefault(label, []).append(measures(result.metrics, delay, study.target))
                 summaries.setdefault(label, []).append(result.summary)
             heading = f"{name}{', ' + point if point else ''}"
             told = [repairs(label, some) for label, some in summaries.items()]

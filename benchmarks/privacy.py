@@ -55,13 +55,8 @@ OTHERS = 4_000  # samples that are nobody's secret, for the classifier
 TRAINED_ON = 800  # of these, the network that is attacked has seen in its first epochs
 SHOWN = 4  # samples in a plot
 PAPER_VARIANCE = 1e-3
-LABEL_MEASURES = (
-    "TV distance",
-    "labels right",
-    "classes found",
-    "labels right by sign alone",
-    "cosine of what is sent to the update",
-)
+READ = ("TV distance", "labels right", "labels right by sign")
+COSINE = "cosine"
 EXACT = 0.01  # an input counts as recovered within this part of its value
 
 
@@ -205,7 +200,8 @@ def by_division(
     cooling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, iterations)
     for _ in range(iterations):
         adam.zero_grad()
-        (counts * (linear_inputs(network, base, x) - inputs).abs()).sum().backward()
+        misses = (linear_inputs(network, base, x) - inputs).abs()
+        torch.autograd.backward((counts * misses).sum())
         adam.step()
         cooling.step()
     return x.detach()
@@ -245,11 +241,12 @@ def closeness(found: Tensor, truth: Tensor, labels: Tensor, data: Data) -> dict[
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-9)
+    return F.cosine_similarity(a, b, 1)
 
 
 def first_linear(network: FlatModel) -> str:
-    return next(n for n, part in network.module.named_modules() if isinstance(part, nn.Linear))
+    linear = (n for n, part in network.module.named_modules() if isinstance(part, nn.Linear))
+    return str(next(linear))
 
 
 def linear_inputs(network: FlatModel, params: Tensor, x: Tensor) -> Tensor:
@@ -368,18 +365,16 @@ def label_recovery(setting: Setting, data: Data, budget: Budget) -> list[Row]:
             for protection, sent in protections(delta, rate, seeded(number)).items():
                 shares = label_shares(network, base, sent, guess, rate)
                 by_sign = risen(network, sent)
-                scores = (
-                    *agreement(uniform if shares is None else shares, truth, len(y)),
-                    agreement(uniform if by_sign is None else by_sign, truth, len(y))[1],
-                    F.cosine_similarity(sent, delta, 0).item(),
-                )
-                tallies.setdefault(protection, []).append(scores)
+                read = agreement(uniform if shares is None else shares, truth, len(y))
+                _, signed, _ = agreement(uniform if by_sign is None else by_sign, truth, len(y))
+                cosine = F.cosine_similarity(sent, delta, 0).item()
+                tallies.setdefault(protection, []).append((*read, signed, cosine))
             scores = (*agreement(uniform, truth, len(y)), math.nan, math.nan)
             tallies.setdefault("guess: uniform", []).append(scores)
         where = {"data": setting.data, "model": setting.model, "state": state}
         for protection, all_scores in tallies.items():
             values = [summary(column) for column in zip(*all_scores, strict=True)]
-            named = zip(LABEL_MEASURES, values, strict=True)
+            named = zip((*READ[:2], "classes found", READ[2], COSINE), values, strict=True)
             rows.append({**where, "protection": protection, **dict(named)})
     return rows
 
@@ -519,16 +514,14 @@ coordinates of the update (their share above), and noise with the mean and sprea
 """
 
 
-def sections(
-    samples: Iterable[Row], divisions: Iterable[Row], labels: Iterable[Row]
-) -> dict[str, list[Row]]:
-    return {
-        "One sample, one step: how close the recovered sample is (mean ± spread)": list(samples),
-        "One sample, one step: inputs of the first linear layer by weight / bias, 5% kept": list(
-            divisions
-        ),
-        "Label shares of clients with 20 to 40 samples of one to three classes": list(labels),
-    }
+def pivot(rows: Iterable[Row], measures: Sequence[str]) -> list[Row]:
+    """Label rows with a column per protection; the means of the measures beside each other."""
+    wide: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        where = {name: row[name] for name in ("data", "model", "state")}
+        texts = [cell(row[measure]).partition(" ")[0] for measure in measures]
+        wide.setdefault(tuple(where.values()), where)[str(row["protection"])] = " / ".join(texts)
+    return list(wide.values())
 
 
 def main() -> None:
@@ -558,8 +551,18 @@ def main() -> None:
         divisions += divided
         plots += drawn
         labels += label_recovery(setting, data, budget)
-    results = sections(samples, divisions, labels)
-    for title, rows in results.items():
+    results = {"samples": samples, "divisions": divisions, "labels": labels}
+    tables = {
+        "One sample, one step: how close the recovered sample is (mean ± spread)": samples,
+        "One sample, one step: inputs of the first linear layer by weight / bias, "
+        "5% kept": divisions,
+        "Labels of clients with 20 to 40 samples of one to three classes: TV distance / part of "
+        "the labels right / part right by the sign of the bias alone": pivot(labels, READ),
+        "What these protections leave of the update: its cosine to the whole": pivot(
+            labels, (COSINE,)
+        ),
+    }
+    for title, rows in tables.items():
         print(f"## {title}\n\n{table(rows)}\n")
     print(f"{budget}; {time.perf_counter() - begin:.0f} s")
     if options.json:

@@ -44,6 +44,27 @@ def test_debts_grow_while_it_is_away_again():
     assert [weigh(contribution(3, 0), view) for _ in range(1)] == [20.0]
 
 
+def test_silences_are_not_added_up():
+    """Heard once in five epochs: the debt is never more than one silence."""
+    view, weigh = View(), CatchUp(by_examples(), most=1.0)
+    for cycle in range(6):
+        view.commits(5)
+        weigh(contribution(5 * cycle, 0), view)
+        assert weigh._debt[7] <= 3.0
+
+
+def test_a_device_that_was_in_time_has_no_debt():
+    view, weigh = View(), CatchUp(by_examples(), most=1.0)
+    view.commits(2)
+    weigh(contribution(0, 0), view)
+    for _ in range(50):
+        view.commits(1)
+        weigh(contribution(view.store.commits, 0), view)
+    view.commits(2)
+    assert weigh(contribution(view.store.commits - 1, 0), view) == 20.0
+    assert weigh._debt[7] == 0.0
+
+
 def test_who_is_in_time_or_not_repaired_counts_once():
     view, weigh = View(), CatchUp(by_examples(), most=2.0)
     view.commits(6)

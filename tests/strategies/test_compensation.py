@@ -5,18 +5,26 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Arrived, Joined, Later, Note, Ready, Send, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
-from latecomer.device.flat import flat_model
+from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
 from latecomer.strategies import compensation
 from latecomer.strategies.compensation import Compensator
 from latecomer.strategies.dispatching import AtEpochStart
-from latecomer.strategies.inversion import Effort, misfit, replay
+from latecomer.strategies.inversion import (
+    Effort,
+    Sought,
+    invert,
+    misfit,
+    reason_not_to_invert,
+    replay,
+)
 from latecomer.strategies.merging import Epochs
 from latecomer.strategies.stand_ins import StandIns
 from latecomer.strategies.switching import Switch
@@ -196,8 +204,8 @@ def test_what_is_not_repaired_is_bit_for_bit_the_stale_update(options, monkeypat
 
 def test_once_switched_off_it_is_bit_for_bit_the_stale_update():
     switch = Switch(decay=0.0)
-    switch.judge("main", 2, 2.0, 1.0)
-    switch.decide("main", 0, 1)
+    switch.judge("main", 2, 0, 2.0, 1.0)
+    switch.decide("main", 0)
     fleet = Fleet(switch=switch)
     fleet.epoch()
     late = fleet.tasks[2]
@@ -312,6 +320,76 @@ def test_a_stand_in_that_lost_to_the_devices_last_word_repeats_that(switched, mo
     fleet.epoch()
     expected = head + (fleet.truth(0, head) + fleet.truth(1, head) + word) / 3
     assert torch.allclose(fleet.server.store.head_params(), expected, atol=1e-6)
+
+
+def test_nobody_speaks_for_ever_for_a_device_that_never_comes_back():
+    fleet = Fleet(stand_in=True)
+    for _ in range(3):
+        fleet.epoch()
+    fleet.late_word()
+    fleet.epoch()
+    spoken = []
+    for _ in range(20):
+        fleet.epoch()
+        spoken.append(fleet.notes("commit")[0].get("stand_ins", 0))
+    # It had been away for 3 epochs: after twice as many there is silence.
+    assert spoken == [1] * 7 + [0] * 13
+
+
+def test_updates_that_come_while_their_device_is_inverted_share_it():
+    run = ToyRun(
+        toy_server("feddc", {"gate": "off", "reuse": 0.0, "server_gflops": 1e-9}), toy_fleet()
+    )
+    run.until(300)
+    waiting = run.server.strategy.compensate._waiting.values()
+    charged = [c for c in run.server.strategy.compensate._cost.values() if c]
+    assert len(charged) <= len({c.task.device for c in waiting}) <= 5
+
+
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.inner(x.unflatten(1, (1, 6))).flatten(1))
+
+
+def test_attention_can_be_inverted():
+    model = FlatModel(Attentive, (6,), 3)
+    base = model.init(0)
+    sought = Sought(base, 0.01 * torch.ones_like(base), SPEC, COUNT, seed=0)
+    (found,) = invert(model, [sought], Effort(samples=2, iterations=2))
+    assert found.fit < 2.0
+
+
+class OneWay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Stubborn(nn.Linear):
+    """Trains well, but its training cannot be transformed by torch.func."""
+
+    def forward(self, x):
+        return super().forward(OneWay.apply(x))
+
+
+def test_a_network_that_cannot_be_inverted_is_left_alone_with_a_word():
+    stubborn = FlatModel(lambda: nn.Sequential(Stubborn(6, 3)), (6,), 3)
+    assert "cannot be differentiated" in reason_not_to_invert(stubborn)
+    fleet = Fleet(networks=lambda submodel: stubborn)
+    fleet.epoch()
+    (line,) = fleet.notes("switch")
+    assert "cannot be differentiated" in line["reason"]
+    fleet.epoch()
+    assert not fleet.notes("switch")
 
 
 def test_a_sub_model_is_repaired_in_its_own_coordinates():

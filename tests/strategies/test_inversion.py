@@ -79,7 +79,7 @@ def test_size_rules():
     assert Effort(samples=32).size(1000) == 32
     assert Effort(share=1 / 16).size(100) == 7
     assert Effort(share=1 / 2).size(1) == 1
-    assert Effort(share=1 / 2).size(10**9) == 1024
+    assert Effort(share=1 / 2).size(10**9) == 256
 
 
 def test_the_mask_keeps_the_largest():

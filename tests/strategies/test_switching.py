@@ -23,51 +23,75 @@ def test_public_noise_is_taken_out():
 
 def test_it_fades_out_over_a_tenth_of_the_time_before():
     switch = Switch(decay=0.1)
-    switch.judge("main", 0, estimated=2.0, stale=1.0)
+    switch.judge("main", 0, 90, estimated=2.0, stale=1.0)
     assert switch.gamma("main", 100) == 1.0
-    assert switch.decide("main", 100, repaired=1) == (2.0, 1.0)
+    assert switch.decide("main", 100) == (2.0, 1.0)
     found = [switch.gamma("main", now) for now in (100, 105, 110, 500)]
     assert found == pytest.approx([1.0, 0.5, 0.0, 0.0])
-    assert switch.decide("main", 120, repaired=1) is None  # once
+    assert switch.decide("main", 120) is None  # once
 
 
 def test_without_decay_it_ends_at_once():
     switch = Switch(decay=0.0)
-    switch.judge("main", 0, 2.0, 1.0)
-    switch.decide("main", 100, 1)
+    switch.judge("main", 0, 90, 2.0, 1.0)
+    switch.decide("main", 100)
     assert switch.gamma("main", 100) == 0.0
 
 
-def test_the_mean_over_devices_decides():
+def test_every_device_has_one_vote():
+    """One device that is far off cannot end it for the others, however large its updates."""
     switch = Switch()
-    switch.judge("main", 0, 3.0, 1.0)
-    switch.judge("main", 1, 1.0, 4.0)
-    assert switch.decide("main", 10, 2) is None
-    switch.judge("main", 1, 1.0, 2.0)  # only its last judgement counts
-    assert switch.decide("main", 11, 2) == (2.0, 1.5)
+    for device in range(9):
+        switch.judge("main", device, 10, 0.01, 0.05)
+    switch.judge("main", 9, 10, 600.0, 0.0)
+    assert switch.decide("main", 10) is None
+    for device in range(5):
+        switch.judge("main", device, 11, 0.07, 0.05)  # only the last judgement counts
+    assert switch.decide("main", 11) == pytest.approx((60.039, 0.045))
 
 
-def test_half_of_the_repaired_must_have_been_judged():
+def test_half_of_those_on_trial_must_have_been_judged():
     switch = Switch()
-    switch.judge("main", 0, 3.0, 1.0)
-    assert switch.decide("main", 10, repaired=3) is None
-    assert switch.decide("main", 10, repaired=2) is not None
+    for device in range(3):
+        switch.tried("main", device, 10)
+    switch.tried("other", 7, 10)  # another lineage's devices have no say
+    switch.judge("main", 0, 10, 3.0, 1.0)
+    assert switch.decide("main", 10) is None
+    switch.judge("main", 1, 10, 3.0, 1.0)
+    assert switch.decide("main", 10) is not None
+
+
+def test_old_judgements_and_devices_that_have_vanished_are_forgotten():
+    switch = Switch()
+    for device in range(5):
+        switch.tried("main", device, 10)
+        switch.judge("main", device, 10, 0.1, 1.0)
+    switch.judge("main", 9, 95, 2.0, 1.0)
+    assert switch.decide("main", 19) is None
+    assert switch.decide("main", 100) == (2.0, 1.0)
+
+
+def test_an_estimate_that_diverged_is_the_worst():
+    assert error(torch.tensor([float("nan")]), torch.zeros(1)) == float("inf")
+    switch = Switch()
+    switch.judge("main", 0, 10, float("inf"), 1.0)
+    assert switch.decide("main", 10) == (float("inf"), 1.0)
 
 
 def test_it_can_be_left_on():
     switch = Switch(enabled=False)
-    switch.judge("main", 0, 3.0, 1.0)
-    assert switch.decide("main", 10, 1) is None
+    switch.judge("main", 0, 10, 3.0, 1.0)
+    assert switch.decide("main", 10) is None
 
 
 def test_lineages_have_switches_of_their_own():
     switch = Switch(decay=0.0)
-    switch.judge("main", 0, 3.0, 1.0)
-    switch.decide("main", 10, 1)
+    switch.judge("main", 0, 10, 3.0, 1.0)
+    switch.decide("main", 10)
     switch.on_fork("main", "child")
     assert switch.gamma("child", 10) == 0.0
     assert switch.gamma("other", 10) == 1.0
-    switch.judge("other", 5, 1.0, 2.0)
+    switch.judge("other", 5, 10, 1.0, 2.0)
     switch.on_absorb("other", "main")
     assert switch.gamma("other", 10) == 1.0
     copy = Switch(decay=0.0)

@@ -13,6 +13,7 @@ from latecomer.core.messages import Task, Update
 
 MOST_EXAMPLES = 10**9
 LARGEST_METRIC = 1e300
+LARGEST_NOISE = 1e6  # its square must stay a number
 
 
 class Checks:
@@ -40,8 +41,8 @@ class Checks:
         ):
             return "a metric is not a finite number"
         noise = update.noise_std
-        if type(noise) not in (int, float) or not 0 <= noise <= LARGEST_METRIC:
-            return "noise_std must be a finite number, 0 or more"
+        if type(noise) not in (int, float) or not 0 <= noise <= LARGEST_NOISE:
+            return f"noise_std must be a number from 0 to {LARGEST_NOISE:g}"
         if delta is None:
             return None
         if not isinstance(delta, Tensor):

@@ -28,6 +28,15 @@ class TrainSpec:
     clip: float = 0.0  # per-example L2 bound on the gradient; 0 = off
     last_layer_only: bool = False
     lr_scale: float = 1.0
+    report_loss: bool = False  # send the loss before training as the metric "loss_rms"
+    balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
+    lazy: float = 0.0  # how small a change stays unsent, beside the model's movement; 0 = none
+    carry: bool = False  # what stays unsent is added to the next delta
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the device needs what it kept of earlier tasks: they must run in order."""
+        return self.balance > 0 or self.lazy > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +143,7 @@ class Failed:
 
 @dataclass(slots=True, eq=False)
 class Ready:
-    """A compensation that took time is done; it re-enters the line at *weigh*."""
+    """A compensation that took time is over: it is finished, and goes on at *weigh*."""
 
     contribution: Contribution
 

@@ -4,8 +4,9 @@ from torch import Tensor
 
 from latecomer.core.messages import Task, Update
 from latecomer.device.flat import FlatModel
+from latecomer.device.memory import DeviceMemory, balanced, if_new
 from latecomer.device.release import release
-from latecomer.device.training import Plan, local_update, plan_batches, task_rng
+from latecomer.device.training import Plan, local_update, loss_rms, plan_batches, task_rng
 from latecomer.errors import BadInput
 
 
@@ -35,12 +36,23 @@ class Client:
         """How many examples this task passes through, every pass counted."""
         return self.num_examples * task.spec.local_epochs
 
-    def perform(self, task: Task) -> Update:
-        """Train as the task says; the same task always gives the same update."""
+    def perform(self, task: Task, memory: DeviceMemory | None = None) -> Update:
+        """Train as the task says; the same task always gives the same update.
+
+        A task whose spec asks for it reads and renews what the device keeps in `memory`; without
+        one it is treated as the device's first.
+        """
         plan = self.plan(task)
         trained = local_update(self.model, task.params, self.x, self.y, task.spec, plan)
-        return self.answer(task, trained.sub_(task.params))
+        return self.answer(task, trained.sub_(task.params), memory)
 
-    def answer(self, task: Task, delta: Tensor) -> Update:
+    def answer(self, task: Task, delta: Tensor, memory: DeviceMemory | None = None) -> Update:
         """What the device sends back once it has trained."""
-        return release(Update(task.id, delta, self.num_examples))
+        memory = {} if memory is None else memory
+        if task.spec.balance:
+            delta = balanced(delta, task.spec, memory)
+        sent = if_new(delta, task, memory) if task.spec.lazy else delta
+        metrics = {}
+        if task.spec.report_loss:
+            metrics["loss_rms"] = loss_rms(self.model, task.params, self.x, self.y)
+        return release(Update(task.id, sent, self.num_examples, metrics))

@@ -5,7 +5,6 @@ tasks under way can be trained together, each from its own start and on its own 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
+from latecomer.device.memory import DeviceMemory
 from latecomer.device.training import Plan, local_update
 
 Signature = tuple[TrainSpec, str]
@@ -39,29 +39,57 @@ class Trainer(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-@dataclass(frozen=True)
 class OneByOne:
-    """Trains each task on its own, when its result is asked for."""
+    """Trains each task on its own, when its result is asked for.
 
-    clients: Mapping[int, Client]
+    A device with a memory does its tasks in the order it was given them: what arrives first may
+    have been begun later, and then the earlier ones are trained before it. Tasks that are lost
+    are not expected, so they leave no trace.
+    """
+
+    def __init__(self, clients: Mapping[int, Client]) -> None:
+        self.clients = clients
+        self._memory: dict[int, DeviceMemory] = {}
+        self._waiting: dict[int, dict[int, Task]] = {}  # device -> number -> task that remembers
+        self._ready: dict[int, Update] = {}
 
     def examples(self, task: Task) -> int:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        """Nothing to prepare."""
+        if task.spec.remembers and task.id not in self._ready:
+            self._waiting.setdefault(task.device, {})[task.number] = task
 
     def update(self, task: Task) -> Update:
-        return self.clients[task.device].perform(task)
+        if not task.spec.remembers:
+            return self.clients[task.device].perform(task)
+        if task.id not in self._ready:
+            self._train_up_to(task)
+        return self._ready.pop(task.id)
+
+    def _train_up_to(self, task: Task) -> None:
+        waiting = self._waiting.setdefault(task.device, {})
+        waiting[task.number] = task
+        memory = self._memory.setdefault(task.device, {})
+        for number in sorted(number for number in waiting if number <= task.number):
+            due = waiting.pop(number)
+            self._ready[due.id] = self.clients[task.device].perform(due, memory)
 
     def forget(self, task_id: int) -> None:
-        """Nothing was prepared."""
+        self._ready.pop(task_id, None)
+        for waiting in self._waiting.values():
+            for number in [number for number, task in waiting.items() if task.id == task_id]:
+                del waiting[number]
 
     def state(self) -> dict[str, Any]:
-        return {}
+        memory = {device: dict(kept) for device, kept in self._memory.items()}
+        return {"memory": memory, "early": dict(self._ready)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing was kept."""
+        # Checkpoints of runs without such devices need not have it.
+        memory = state.get("memory", {})
+        self._memory = {device: dict(kept) for device, kept in memory.items()}
+        self._ready = dict(state.get("early", {}))
 
 
 class Batched:
@@ -69,27 +97,34 @@ class Batched:
 
     Only tasks of the same training program and sub-model go together. Results that are not asked
     for yet are part of the state: sums in a batch are rounded differently than alone, and a
-    resumed run must find the numbers that the uninterrupted one would have.
+    resumed run must find the numbers that the uninterrupted one would have. Tasks of devices with
+    a memory are left to `OneByOne`.
     """
 
     def __init__(self, clients: Mapping[int, Client], model: FlatModel, size: int) -> None:
         self.clients, self.model, self.size = clients, model, size
         self._waiting: dict[Signature, dict[int, tuple[float, Task]]] = {}
         self._ready: dict[int, Update] = {}
+        self._alone = OneByOne(clients)
 
     def examples(self, task: Task) -> int:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if task.id not in self._ready:
+        if task.spec.remembers:
+            self._alone.expect(task, arrives)
+        elif task.id not in self._ready:
             self._waiting.setdefault(_signature(task), {})[task.id] = (arrives, task)
 
     def update(self, task: Task) -> Update:
+        if task.spec.remembers:
+            return self._alone.update(task)
         if task.id not in self._ready:
             self._train(task)
         return self._ready.pop(task.id)
 
     def forget(self, task_id: int) -> None:
+        self._alone.forget(task_id)
         self._ready.pop(task_id, None)
         for waiting in self._waiting.values():
             waiting.pop(task_id, None)
@@ -104,6 +139,9 @@ class Batched:
         tasks = [task, *(other for _, _, other in soonest)]
         for _, number, _ in soonest:
             del waiting[number]
+        if not waiting:
+            # A strategy may send each task with a program of its own.
+            del self._waiting[_signature(task)]
         for each, update in zip(tasks, self._together(tasks), strict=True):
             self._ready[each.id] = update
 
@@ -130,10 +168,11 @@ class Batched:
         ]
 
     def state(self) -> dict[str, Any]:
-        return {"ready": dict(self._ready)}
+        return {"ready": dict(self._ready), "alone": self._alone.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._ready = dict(state["ready"])
+        self._alone.restore(state.get("alone", {}))
 
 
 def _signature(task: Task) -> Signature:

@@ -2,8 +2,8 @@
 
 Past the papers. A repaired update tells what the device would send today; but the model has gone
 on without the device for many epochs, and has to unlearn before it learns. Counted as one among
-many, the device takes as long again to be heard. So it has a debt of one for every epoch without
-its word, and pays it back by counting up to 1 + `most` fold.
+many, the device takes as long again to be heard. So its longest silence is a debt, paid back by
+counting up to 1 + `most` fold. The weight is never carried over; only the debt is, and it shrinks.
 """
 
 from collections.abc import Mapping
@@ -18,24 +18,23 @@ class CatchUp:
 
     def __init__(self, weigh: Weigh, most: float) -> None:
         self.weigh, self.most = weigh, most
-        self._heard: dict[int, int] = {}  # device -> the commit before which it was last heard
+        self._heard: dict[int, int] = {}  # device -> the version to which it last had a word
         self._debt: dict[int, float] = {}
 
     def __call__(self, contribution: Contribution, view: ServerView) -> float:
         weight = self.weigh(contribution, view)
-        if not self.most or not self._was_repaired(contribution, view):
+        if not self.most:
             return weight
-        device, now = contribution.task.device, view.store.commits
-        silent_since = self._heard.get(device, contribution.task.version)
-        debt = self._debt.get(device, 0.0) + max(0, now - silent_since - 1)
+        device, lineage = contribution.task.device, contribution.lineage
+        version, store = contribution.task.version, view.store
+        silence = store.staleness(self._heard.get(device, version), lineage) - 1
+        self._heard[device] = store.head(lineage)
+        if contribution.staleness >= store.staleness(version, lineage):
+            return weight  # in time, or as stale as it came
+        debt = max(self._debt.get(device, 0.0), silence)
         extra = min(self.most, debt)
-        self._heard[device], self._debt[device] = now, debt - extra
+        self._debt[device] = debt - extra
         return weight * (1.0 + extra)
-
-    def _was_repaired(self, contribution: Contribution, view: ServerView) -> bool:
-        """It counts as fresher than its task is."""
-        age = view.store.staleness(contribution.task.version, contribution.lineage)
-        return contribution.staleness < age
 
     def state(self) -> dict[str, Any]:
         return {"heard": dict(self._heard), "debt": dict(self._debt)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from latecomer.core.codec import portable
-from latecomer.core.messages import Contribution, Later, Note, Ready, Task
+from latecomer.core.messages import MAIN, Contribution, Later, Note, Ready, Task
 from latecomer.core.strategy import Repaired, ServerView
 from latecomer.core.submodel import take
 from latecomer.device.flat import FlatModel
@@ -23,6 +23,7 @@ from latecomer.strategies.inversion import (
     invert,
     largest,
     misfit,
+    reason_not_to_invert,
     replay,
     surrogate,
 )
@@ -33,6 +34,7 @@ from latecomer.strategies.uniqueness import Peers, Rule, is_unique, sketch
 # Differentiating through one training step costs about nine forward passes: forward and backward
 # are three, and each of them has a backward of its own.
 PASSES = 9
+MEMORY = 1000  # updates after which the usual staleness is forgotten
 
 
 @portable
@@ -43,6 +45,7 @@ class Known:
     estimate: Estimate
     num_examples: int
     word: Tensor
+    staleness: int
 
 
 class Compensator:
@@ -78,15 +81,17 @@ class Compensator:
         self._found: dict[int, Estimate] = {}  # by task: inverted, to be replayed
         self._seen, self._usual = 0, 0.0  # updates in time, and their mean staleness
         self._work: dict[int, float] = {}
+        self._complained = False
+        self._notes: list[Note] = []
 
     def __call__(
         self, contribution: Contribution, view: ServerView
     ) -> Contribution | Repaired | Later:
         network = view.network(contribution.task.submodel)
-        if network is None:
+        if network is None or not self._is_invertible(cast(FlatModel, network)):
             return contribution
         model = cast(FlatModel, network)
-        self.judge.hear(model, contribution)
+        self.judge.hear(model, contribution, view.store.commits)
         if not self._is_late(contribution, view):
             self._peers.add(contribution, view)
             return contribution
@@ -99,8 +104,10 @@ class Compensator:
         if estimate is not None:
             return self._repaired(model, contribution, estimate, view, 0.0)
         task = contribution.task
+        # One inversion at a time per device: what comes meanwhile waits for it, and shares it.
+        shared = any(c.task.device == task.device for c in self._waiting.values())
         self._waiting[task.id] = contribution
-        self._cost[task.id] = self._seconds(model, contribution)
+        self._cost[task.id] = 0.0 if shared else self._seconds(model, contribution)
         return Later(self._cost[task.id], Ready(contribution))
 
     def finish(self, contribution: Contribution, view: ServerView) -> Repaired:
@@ -122,6 +129,13 @@ class Compensator:
         if known is not None and known.word.numel() == contribution.delta.numel():
             self.known[contribution.task.device] = replace(known, word=contribution.delta)
 
+    def _is_invertible(self, model: FlatModel) -> bool:
+        reason = reason_not_to_invert(model)
+        if reason is not None and not self._complained:
+            self._complained = True
+            self._notes.append(Note("switch", {"lineage": MAIN, "version": 0, "reason": reason}))
+        return reason is None
+
     def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
         """Later than others usually are; what is usual must have been seen first."""
         staleness = contribution.staleness
@@ -131,7 +145,7 @@ class Compensator:
             late = late and warm and staleness >= self.min_ratio * max(self._usual, 1.0)
         if not late:
             self._seen += 1
-            self._usual += (staleness - self._usual) / self._seen
+            self._usual += (staleness - self._usual) / min(self._seen, MEMORY)
         return late
 
     def _is_unique(self, contribution: Contribution) -> bool:
@@ -168,9 +182,10 @@ class Compensator:
     def _invert_waiting(
         self, contribution: Contribution, model: FlatModel, view: ServerView
     ) -> None:
-        """Invert all that wait and train the same network as this one."""
+        """Invert all that wait and train the same network as this one; of each device the last."""
         name = _network_name(contribution)
-        group = [c for c in self._waiting.values() if _network_name(c) == name]
+        waiting = [c for c in self._waiting.values() if _network_name(c) == name]
+        group = list({c.task.device: c for c in waiting}.values())
         sought = [
             Sought(
                 base=c.base,
@@ -182,9 +197,11 @@ class Compensator:
             )
             for c in group
         ]
-        for c, estimate in zip(group, invert(model, sought, self.effort), strict=True):
+        inverted = zip(group, invert(model, sought, self.effort), strict=True)
+        found = {c.task.device: estimate for c, estimate in inverted}
+        for c in waiting:
             del self._waiting[c.task.id]
-            self._found[c.task.id] = estimate
+            self._found[c.task.id] = found[c.task.device]
 
     def _repaired(
         self,
@@ -200,10 +217,11 @@ class Compensator:
         gamma = self._gamma(contribution, view) if torch.isfinite(fresh).all() else 0.0
         told = {"fit": estimate.fit, "gamma": gamma, "seconds": seconds}
         count, stale = contribution.update.num_examples, contribution.delta
-        self.known[contribution.task.device] = Known(estimate, count, stale)
+        self.known[contribution.task.device] = Known(estimate, count, stale, contribution.staleness)
         if not gamma:
             return Repaired(contribution, told)
-        self.judge.put_on_trial(contribution, estimate, view.store.head(contribution.lineage))
+        version = view.store.head(contribution.lineage)
+        self.judge.put_on_trial(contribution, estimate, version, view.store.commits)
         delta = fresh if gamma == 1.0 else torch.lerp(stale, fresh, gamma)
         # It counts as much as one that came in time, which in asynchronous modes is never fresh.
         staleness = round(gamma * self._usual + (1.0 - gamma) * contribution.staleness)
@@ -231,7 +249,8 @@ class Compensator:
         return self._work[size]
 
     def tell(self, view: ServerView) -> Iterable[Note]:
-        return self.judge.tell(view.store.commits, len(self.known))
+        notes, self._notes = self._notes, []
+        return [*notes, *self.judge.tell(view.store.commits)]
 
     def on_fork(self, parent: str, child: str) -> None:
         self.judge.switch.on_fork(parent, child)
@@ -250,6 +269,7 @@ class Compensator:
             "waiting": dict(self._waiting),
             "cost": dict(self._cost),
             "seen": [self._seen, self._usual],
+            "complained": self._complained,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -260,6 +280,7 @@ class Compensator:
         self._waiting = dict(state["waiting"])
         self._cost = dict(state["cost"])
         self._seen, self._usual = state["seen"]
+        self._complained = state["complained"]
 
 
 def _network_name(contribution: Contribution) -> str:

@@ -1,29 +1,11 @@
 """Parts for the *dispatch* slot (`core.strategy.AtOnce` is the plain one)."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from latecomer.core.messages import Due, Later
-from latecomer.core.strategy import Assignment, ServerView, selection_rng
-
-Select = Callable[[ServerView], list[int]]
-
-
-def everyone(view: ServerView) -> list[int]:
-    """Select: all who wait."""
-    return list(view.idle)
-
-
-def some(fraction: float) -> Select:
-    """Select: a random share of all known devices, out of those who wait."""
-
-    def select(view: ServerView) -> list[int]:
-        known = len(view.idle) + len(view.working)
-        count = max(1, math.ceil(fraction * known))
-        return view.idle.sample(count, selection_rng(view))
-
-    return select
+from latecomer.core.strategy import Assignment, ServerView, Stateful
+from latecomer.strategies.selecting import Select, everyone
 
 
 class AtEpochStart:
@@ -51,10 +33,13 @@ class AtEpochStart:
         return wishes
 
     def state(self) -> dict[str, Any]:
-        return {"begun": self._begun}
+        select = self.select.state() if isinstance(self.select, Stateful) else None
+        return {"begun": self._begun, "select": select}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._begun = state["begun"]
+        if isinstance(self.select, Stateful):
+            self.select.restore(state["select"])
 
 
 class EachItsOwn:

@@ -4,10 +4,11 @@ A synchronous round: send the model to (a sample of) the devices, wait for all o
 """
 
 from latecomer.core.strategy import Strategy
-from latecomer.strategies.dispatching import AtEpochStart, everyone, some
+from latecomer.strategies.dispatching import AtEpochStart
 from latecomer.strategies.merging import Epochs
 from latecomer.strategies.options import Count, NotNegative, Positive, Share
 from latecomer.strategies.recipe import recipe
+from latecomer.strategies.selecting import SelectName, informed, selector
 from latecomer.strategies.weighting import by_examples
 
 
@@ -17,13 +18,15 @@ def fedavg(
     timeout: NotNegative = 0.0,
     min_devices: Count = 1,
     server_lr: Positive = 1.0,
+    select: SelectName = "random",
 ) -> Strategy:
     """`timeout` seconds after its start a round closes with whoever is back; 0 waits for all."""
-    select = everyone if fraction == 1.0 else some(fraction)
-    return Strategy(
+    chosen = selector(select, fraction)
+    plain = Strategy(
         name="fedavg",
         weigh=by_examples(),
         merge=Epochs(quorum=1.0, keep_late=False, step=server_lr),
-        dispatch=AtEpochStart(select, timeout, min_devices),
+        dispatch=AtEpochStart(chosen, timeout, min_devices),
         has_epochs=True,
     )
+    return informed(plain, chosen)

@@ -118,7 +118,7 @@ def feddc_fedasync(
     PAPER,
 )
 def feddc_fedbuff(
-    buffer: Count = 10,
+    size: Count = 10,
     server_lr: Positive = 1.0,
     decay: DecayName = "polynomial",
     p: NotNegative = 0.5,
@@ -150,6 +150,6 @@ def feddc_fedbuff(
             keep_estimates=save_estimates,
         ),
         weigh=by_staleness(staleness_decay(decay, p, b)),
-        merge=Buffer(buffer, step=server_lr),
+        merge=Buffer(size, step=server_lr),
         dispatch=AtOnce(concurrency),
     )

@@ -9,6 +9,7 @@ from latecomer.core.strategy import Strategy
 from latecomer.strategies.fedavg import fedavg
 from latecomer.strategies.options import Count, NotNegative, Positive, Share
 from latecomer.strategies.recipe import recipe
+from latecomer.strategies.selecting import SelectName
 
 
 @recipe("fedprox", "fedavg with a proximal term on the device", "Li et al. 2020")
@@ -18,6 +19,8 @@ def fedprox(
     timeout: NotNegative = 0.0,
     min_devices: Count = 1,
     server_lr: Positive = 1.0,
+    select: SelectName = "random",
 ) -> Strategy:
-    plain = fedavg(fraction, timeout, min_devices, server_lr)
-    return replace(plain, name="fedprox", prepare=lambda spec: replace(spec, prox=mu))
+    plain = fedavg(fraction, timeout, min_devices, server_lr, select)
+    prepare = plain.prepare
+    return replace(plain, name="fedprox", prepare=lambda spec: replace(prepare(spec), prox=mu))

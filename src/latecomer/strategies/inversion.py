@@ -20,12 +20,14 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import TrainSpec
 from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.flat import FlatModel
 from latecomer.device.training import Plan, local_update
+from latecomer.loading import first_line
 from latecomer.strategies.labels import label_shares, spread
 
 BETAS = (0.8, 0.95)
@@ -36,8 +38,9 @@ STARTS = 3
 GROWTH = 3.0  # a dead start is tried again with examples that much larger
 PATIENCE = 10  # iterations over which a fit must improve by PLATEAU to go on
 PLATEAU = 0.005
-AT_ONCE = 16  # devices inverted in one batch
-MOST = 1024  # examples sought, whatever a device claims to have
+AT_ONCE = 16  # devices computed in one batch, and fewer if that takes more than ROOM
+ROOM = 2**28  # floats: 1 GB
+MOST = 256  # examples sought, whatever a device claims to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,12 @@ def replay_each(
     """`replay`, each device from a model of its own."""
     deltas: list[Tensor] = [torch.empty(0)] * len(estimates)
     with torch.no_grad():
-        for places in alike([(e.spec, e.steps, e.x.shape, e.labels.dtype) for e in estimates]):
+        kinds = [(e.spec, e.steps, e.x.shape, e.labels.dtype) for e in estimates]
+        for places in (
+            same[begin : begin + AT_ONCE]
+            for same in alike(kinds)
+            for begin in range(0, len(same), AT_ONCE)
+        ):
             group = [estimates[i] for i in places]
             if len(group) == 1:
                 # Without derivatives and batches the plain run takes less than half the time.
@@ -162,6 +170,39 @@ def misfit(estimate: Tensor, truth: Tensor) -> float:
     return (estimate - truth).abs().sum().item() / size if size else math.inf
 
 
+def reason_not_to_invert(network: FlatModel) -> str | None:
+    """Why nobody can differentiate through the training of this network; None if one can."""
+    if network not in _TROUBLES:
+        x = torch.zeros(1, *network.input_shape, requires_grad=True)
+        parts = (network.init(0), x, torch.zeros(1, dtype=torch.int64), torch.zeros(1))
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                delta = _train(network, TrainSpec(), 1, *parts)
+                torch.autograd.grad(delta.sum(), x, allow_unused=True)
+            _TROUBLES[network] = None
+        except Exception as error:  # whatever a user's network does
+            _TROUBLES[network] = f"its training cannot be differentiated: {first_line(error)}"
+    return _TROUBLES[network]
+
+
+def _at_once(network: FlatModel, size: int, steps: int) -> int:
+    """How many devices fit in a batch: what a differentiated step keeps, three times over."""
+    if network not in _ACTIVATIONS:
+        seen: list[int] = []
+        handles = [
+            part.register_forward_hook(lambda _m, _i, out: seen.append(out.numel()))
+            for part in network.module.modules()
+            if not list(part.children())
+        ]
+        with torch.no_grad():
+            network.logits(network.init(0), torch.zeros(1, *network.input_shape))
+        for handle in handles:
+            handle.remove()
+        _ACTIVATIONS[network] = sum(seen)
+    floats = steps * (3 * _ACTIVATIONS[network] * size + 8 * network.layout.size)
+    return max(1, min(AT_ONCE, ROOM // floats))
+
+
 def invert(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list[Estimate]:
     """D_est for every update; those that share a program are worked on together."""
     found: list[Estimate | None] = [None] * len(sought)
@@ -174,16 +215,20 @@ def invert(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list
         for s in sought
     ]
     for places in alike(signatures):
-        for begin in range(0, len(places), AT_ONCE):
-            some = places[begin : begin + AT_ONCE]
+        _, steps, size, _ = signatures[places[0]]
+        at_once = _at_once(network, size, steps)
+        for begin in range(0, len(places), at_once):
+            some = places[begin : begin + at_once]
             for i, estimate in zip(
-                some, _invertalike(network, [sought[i] for i in some], effort), strict=True
+                some, _invert_together(network, [sought[i] for i in some], effort), strict=True
             ):
                 found[i] = estimate
     return [estimate for estimate in found if estimate is not None]
 
 
-def _invertalike(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list[Estimate]:
+def _invert_together(
+    network: FlatModel, sought: Sequence[Sought], effort: Effort
+) -> list[Estimate]:
     """All from a warm start, or all from scratch with a few attempts."""
     starts = [s.start for s in sought if s.start is not None]
     if starts:
@@ -259,7 +304,7 @@ def _descend(
         last = iteration == iterations
         for values in free:
             values.requires_grad_(not last)
-        with torch.set_grad_enabled(not last):
+        with torch.set_grad_enabled(not last), sdpa_kernel(SDPBackend.MATH):
             difference = run(base, x, labels, weights) - delta
             if mask is not None:
                 difference = difference * mask
@@ -272,7 +317,8 @@ def _descend(
         fits.append(best_fit)
         if last or _has_settled(fits, iterations, rate < 1.0):
             break
-        gradients = torch.autograd.grad(fit.sum(), free)
+        with sdpa_kernel(SDPBackend.MATH):
+            gradients = torch.autograd.grad(fit.sum(), free)
         cooling = 0.5 * (1.0 + math.cos(math.pi * iteration / iterations))
         for one, values, gradient in zip(adam, free, gradients, strict=True):
             one.step(values, gradient, cooling)
@@ -291,7 +337,7 @@ def _has_settled(fits: Sequence[Tensor], iterations: int, warm: bool) -> bool:
         return True
     if done < max(PATIENCE, iterations // 2):
         return False
-    return bool((fits[-1] > fits[-1 - PATIENCE] * (1.0 - PLATEAU)).all())
+    return not bool((fits[-1] < fits[-1 - PATIENCE] * (1.0 - PLATEAU)).any())
 
 
 def largest(delta: Tensor, keep: float) -> Tensor | None:
@@ -322,7 +368,10 @@ class _Adam:
 
 
 Program = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# Found out once per network.
 _UNBATCHED: "WeakKeyDictionary[FlatModel, bool]" = WeakKeyDictionary()
+_TROUBLES: "WeakKeyDictionary[FlatModel, str | None]" = WeakKeyDictionary()
+_ACTIVATIONS: "WeakKeyDictionary[FlatModel, int]" = WeakKeyDictionary()
 
 
 def _train(

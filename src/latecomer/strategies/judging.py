@@ -6,6 +6,7 @@ replayed on the very model the truth started from, so the comparison is exact.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -44,15 +45,18 @@ class Judge:
         self._lineages: set[str] = set()  # of which something was judged in this moment
         self._notes: list[Note] = []
 
-    def put_on_trial(self, contribution: Contribution, estimate: Estimate, version: int) -> None:
+    def put_on_trial(
+        self, contribution: Contribution, estimate: Estimate, version: int, now: int
+    ) -> None:
         """`estimate` was used for `version` in place of the contribution's stale delta."""
         probes = self._probes.setdefault(contribution.task.device, [])
         apart = max(1, contribution.staleness // PROBES)
         if len(probes) < PROBES and (not probes or version >= probes[-1].version + apart):
             noise = contribution.update.noise_std
             probes.append(Probe(version, contribution.delta, noise, estimate))
+            self.switch.tried(contribution.lineage, contribution.task.device, now)
 
-    def hear(self, model: FlatModel, truth: Contribution) -> None:
+    def hear(self, model: FlatModel, truth: Contribution, now: int) -> None:
         """Any update of a device, late or not, may be the truth for one of its probes."""
         device, version = truth.task.device, truth.task.version
         probes = self._probes.get(device, [])
@@ -68,7 +72,7 @@ class Judge:
         estimated = error(fresh, truth.delta, noise)
         stale = error(probe.stale, truth.delta, noise + older)
         silent = error(torch.zeros_like(truth.delta), truth.delta, noise)
-        self.switch.judge(truth.lineage, device, estimated, stale)
+        self.switch.judge(truth.lineage, device, now, estimated, stale)
         self._lineages.add(truth.lineage)
         errors: dict[Verdict, float] = {"estimate": estimated, "word": stale, "silence": silent}
         self.verdicts[device] = min(errors, key=errors.__getitem__)
@@ -77,20 +81,20 @@ class Judge:
             "task": truth.task.id,
             "lineage": truth.lineage,
             "gap": version - probe.version,
-            "error_estimate": estimated,
+            "error_estimate": estimated if isfinite(estimated) else None,
             "error_stale": stale,
         }
         self._notes.append(Note("judgement", fields))
 
-    def tell(self, now: int, repaired: int) -> Iterable[Note]:
+    def tell(self, now: int) -> Iterable[Note]:
         """The judgements of this moment, and the switches they lead to."""
         for lineage in sorted(self._lineages):
-            worse = self.switch.decide(lineage, now, repaired)
+            worse = self.switch.decide(lineage, now)
             if worse is not None:
                 fields = {
                     "lineage": lineage,
                     "version": now,
-                    "error_estimate": worse[0],
+                    "error_estimate": worse[0] if isfinite(worse[0]) else None,
                     "error_stale": worse[1],
                 }
                 self._notes.append(Note("switch", fields))

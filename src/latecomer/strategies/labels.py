@@ -19,7 +19,7 @@ def output_bias(network: FlatModel) -> slice | None:
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         span = layout.span(name)
         inside = network.head.start <= span.start and span.stop <= network.head.stop
-        if inside and shape == (network.num_classes,):
+        if inside and shape == (network.num_classes,) and name.endswith("bias"):
             return span
     return None
 

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, Due
 from latecomer.core.params import chunks
-from latecomer.core.strategy import Commit, Drop, ServerView
+from latecomer.core.strategy import Commit, Drop, FollowsLineages, ServerView, Stateful
 
 # (lineage, devices that have a word of their own, view) -> contributions, weighed
 StandIns = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
+# (lineage, head, contributions, step) -> the new head; it may be Stateful and follow lineages
+Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
 
 
 def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
@@ -43,11 +45,40 @@ def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step:
     return torch.where(share_of > 0, head + step * total / share_of, head)
 
 
-class Buffer:
-    """Merge: commit whenever a lineage has gathered `size` contributions."""
+def averaged(mean: bool) -> Combine:
+    """Combine: as `moved` says."""
 
-    def __init__(self, size: int, step: float = 1.0) -> None:
+    def combine(
+        lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float
+    ) -> Tensor:
+        return moved(head, contributions, mean, step)
+
+    return combine
+
+
+def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | None:
+    """The coordinates that at least one of them trained; None means all."""
+    covered = torch.zeros_like(head, dtype=torch.bool)
+    for contribution in contributions:
+        if contribution.task.submodel is None:
+            return None
+        covered[contribution.task.submodel.index] = True
+    return covered
+
+
+def _state_of(combine: Combine) -> dict[str, Any]:
+    return {"combine": combine.state()} if isinstance(combine, Stateful) else {}
+
+
+class Buffer:
+    """Merge: commit whenever a lineage has gathered `size` contributions.
+
+    `combine` makes the new head of them; by default their sum over their number is added.
+    """
+
+    def __init__(self, size: int, step: float = 1.0, combine: Combine | None = None) -> None:
         self.size, self.step = size, step
+        self.combine = combine or averaged(mean=False)
         self._gathered: dict[str, list[Contribution]] = {}
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
@@ -57,7 +88,7 @@ class Buffer:
             return None
         del self._gathered[contribution.lineage]
         head = view.store.head_params(contribution.lineage)
-        params = moved(head, gathered, mean=False, step=self.step)
+        params = self.combine(contribution.lineage, head, gathered, self.step)
         return Commit(contribution.lineage, params, len(gathered))
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
@@ -65,15 +96,22 @@ class Buffer:
 
     def on_fork(self, parent: str, child: str) -> None:
         """What is gathered stays with the parent."""
+        if isinstance(self.combine, FollowsLineages):
+            self.combine.on_fork(parent, child)
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._gathered.setdefault(into, []).extend(self._gathered.pop(gone, []))
+        if isinstance(self.combine, FollowsLineages):
+            self.combine.on_absorb(into, gone)
 
     def state(self) -> dict[str, Any]:
-        return {"gathered": {name: list(some) for name, some in self._gathered.items()}}
+        gathered = {name: list(some) for name, some in self._gathered.items()}
+        return {"gathered": gathered, **_state_of(self.combine)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._gathered = {name: list(some) for name, some in state["gathered"].items()}
+        if isinstance(self.combine, Stateful):
+            self.combine.restore(state["combine"])
 
 
 class Epochs:
@@ -82,7 +120,7 @@ class Epochs:
     Lost devices no longer count. Everything that came in during the epoch is averaged by weight.
     Late updates of earlier epochs are added when they come, or refused if `keep_late` is off. A
     timer (`Due("epoch", version)`) closes an epoch early, with whoever is there. `stand_ins` speak
-    for those who are away when it closes.
+    for those who are away when it closes. `combine` takes the place of the average.
     """
 
     def __init__(
@@ -91,9 +129,11 @@ class Epochs:
         keep_late: bool = True,
         step: float = 1.0,
         stand_ins: StandIns | None = None,
+        combine: Combine | None = None,
     ) -> None:
         self.quorum, self.keep_late, self.step = quorum, keep_late, step
         self.stand_ins = stand_ins
+        self.combine = combine or averaged(mean=True)
         self._gathered: list[Contribution] = []
         self._on_time = 0
         self._expired = -1
@@ -117,7 +157,7 @@ class Epochs:
         if self.stand_ins is not None:
             present = {contribution.task.device for contribution in gathered}
             others = list(self.stand_ins(MAIN, present, view))
-        params = moved(view.store.head_params(), [*gathered, *others], mean=True, step=self.step)
+        params = self.combine(MAIN, view.store.head_params(), [*gathered, *others], self.step)
         commit = Commit(MAIN, params, len(gathered), len(others))
         self._gathered, self._on_time = [], 0
         return (commit,)
@@ -127,8 +167,11 @@ class Epochs:
             self._expired = due.version
 
     def state(self) -> dict[str, Any]:
-        return {"gathered": self._gathered, "on_time": self._on_time, "expired": self._expired}
+        own = {"gathered": self._gathered, "on_time": self._on_time, "expired": self._expired}
+        return {**own, **_state_of(self.combine)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._gathered = list(state["gathered"])
         self._on_time, self._expired = state["on_time"], state["expired"]
+        if isinstance(self.combine, Stateful):
+            self.combine.restore(state["combine"])

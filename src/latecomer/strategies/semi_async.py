@@ -6,10 +6,11 @@ The setting of FedDC's comparison: an epoch ends when 70% of the devices are bac
 """
 
 from latecomer.core.strategy import Compensate, Strategy, Weigh, as_it_is
-from latecomer.strategies.dispatching import AtEpochStart, Select, everyone
+from latecomer.strategies.dispatching import AtEpochStart
 from latecomer.strategies.merging import Epochs
 from latecomer.strategies.options import Count, Positive, Share
 from latecomer.strategies.recipe import recipe
+from latecomer.strategies.selecting import Select, SelectName, everyone, informed, selector
 from latecomer.strategies.weighting import by_examples, sigmoid
 
 
@@ -23,7 +24,7 @@ def quorum_epochs(
     select: Select = everyone,
 ) -> Strategy:
     """Semi-asynchronous epochs with a given weight for each update."""
-    return Strategy(
+    plain = Strategy(
         name=name,
         compensate=compensate,
         weigh=weigh,
@@ -31,6 +32,7 @@ def quorum_epochs(
         dispatch=AtEpochStart(select, minimum=min_devices),
         has_epochs=True,
     )
+    return informed(plain, select)
 
 
 @recipe(
@@ -38,8 +40,15 @@ def quorum_epochs(
     "quorum epochs, late updates added in full when they come (the papers' Unweighted)",
     "Wang and Gao 2025 (FedDC)",
 )
-def semi_async(quorum: Share = 0.7, min_devices: Count = 1, server_lr: Positive = 1.0) -> Strategy:
-    return quorum_epochs("semi-async", by_examples(), quorum, min_devices, server_lr)
+def semi_async(
+    quorum: Share = 0.7,
+    min_devices: Count = 1,
+    server_lr: Positive = 1.0,
+    select: SelectName = "random",
+    fraction: Share = 1.0,
+) -> Strategy:
+    chosen = selector(select, fraction)
+    return quorum_epochs("semi-async", by_examples(), quorum, min_devices, server_lr, select=chosen)
 
 
 @recipe(
@@ -53,9 +62,12 @@ def weighted(
     quorum: Share = 0.7,
     min_devices: Count = 1,
     server_lr: Positive = 1.0,
+    select: SelectName = "random",
+    fraction: Share = 1.0,
 ) -> Strategy:
     """Weight 1 / (1 + exp(a (tau - b)))."""
-    return quorum_epochs("weighted", by_examples(sigmoid(a, b)), quorum, min_devices, server_lr)
+    weigh, chosen = by_examples(sigmoid(a, b)), selector(select, fraction)
+    return quorum_epochs("weighted", weigh, quorum, min_devices, server_lr, select=chosen)
 
 
 @recipe(
@@ -64,6 +76,13 @@ def weighted(
     "Wang and Gao (Intertwined)",
     punctual=True,
 )
-def unstale(quorum: Share = 0.7, min_devices: Count = 1, server_lr: Positive = 1.0) -> Strategy:
+def unstale(
+    quorum: Share = 0.7,
+    min_devices: Count = 1,
+    server_lr: Positive = 1.0,
+    select: SelectName = "random",
+    fraction: Share = 1.0,
+) -> Strategy:
     """The runner leaves the delay out; by itself it is `semi-async`."""
-    return quorum_epochs("unstale", by_examples(), quorum, min_devices, server_lr)
+    chosen = selector(select, fraction)
+    return quorum_epochs("unstale", by_examples(), quorum, min_devices, server_lr, select=chosen)

@@ -19,6 +19,9 @@ from latecomer.device.flat import FlatModel
 from latecomer.strategies.compensation import Compensator
 from latecomer.strategies.inversion import alike, replay_each
 
+# Who is away this many times as long as last time may never come back.
+PATIENCE = 2
+
 
 @dataclass(frozen=True)
 class StandIns:
@@ -55,6 +58,7 @@ class StandIns:
         known = self.compensator.known[task.device]
         return (
             view.store.resolve(task.lineage) == lineage
+            and view.store.staleness(task.version, lineage) <= PATIENCE * known.staleness
             and self.compensator.judge.verdicts.get(task.device) != "silence"
             and known.word.numel() == task.params.numel()
         )

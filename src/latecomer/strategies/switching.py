@@ -1,6 +1,6 @@
 """When to stop repairing: FedDC Algorithm 1 as corrected in docs/papers.md, with a smooth end.
 
-A device's next update is the truth for an earlier estimate. Once the estimates of a lineage are
+A device's next update is the truth for an earlier estimate. Once most estimates of a lineage are
 further from the truth than the stale updates were, compensation fades out there: the share gamma
 of the estimate falls from 1 to 0 over `decay` of the time before the switch (Intertwined,
 section 3.2). Time is counted in commits.
@@ -19,9 +19,13 @@ HALF_NORMAL = 2.0 / math.pi  # the squared mean of |z|, z standard normal
 def error(guess: Tensor, truth: Tensor, noise_variance: float = 0.0) -> float:
     """Mean absolute difference, without the part that public noise of this variance makes.
 
+    Infinite where the guess has diverged.
+
     Differences and noise are taken as normal: then E|d + noise|^2 = 2/pi (var d + var noise).
     """
     seen = torch.mean((guess - truth).abs()).item()
+    if not math.isfinite(seen):
+        return math.inf
     return math.sqrt(max(seen**2 - HALF_NORMAL * noise_variance, 0.0))
 
 
@@ -30,27 +34,38 @@ class Switch:
 
     def __init__(self, decay: float = 0.1, enabled: bool = True) -> None:
         self.decay, self.enabled = decay, enabled
-        self._judged: dict[str, dict[int, tuple[float, float]]] = {}
+        self._tried: dict[str, dict[int, int]] = {}  # device -> when an estimate was last used
+        self._judged: dict[str, dict[int, tuple[int, float, float]]] = {}
         self._off_at: dict[str, int] = {}
 
-    def judge(self, lineage: str, device: int, estimated: float, stale: float) -> None:
+    def tried(self, lineage: str, device: int, now: int) -> None:
+        """An estimate for this device has been used, and will be judged."""
+        self._tried.setdefault(lineage, {})[device] = now
+
+    def judge(self, lineage: str, device: int, now: int, estimated: float, stale: float) -> None:
         """The errors of the estimate and of the stale update, now that the truth is known."""
-        self._judged.setdefault(lineage, {})[device] = (estimated, stale)
+        self._judged.setdefault(lineage, {})[device] = (now, estimated, stale)
 
-    def decide(self, lineage: str, now: int, repaired: int) -> tuple[float, float] | None:
-        """Switch off if the estimates are worse on the whole; the two mean errors if it does.
+    def decide(self, lineage: str, now: int) -> tuple[float, float] | None:
+        """Switch off if most estimates are worse; the two mean errors if it does.
 
-        Waits until half of the devices that were `repaired` have been judged.
+        Each device has one vote, whatever the size of its updates, and it counts for as long
+        again as the run had taken when it was cast. Waits for half of the devices on trial.
         """
-        judged = self._judged.get(lineage, {})
-        if not self.enabled or lineage in self._off_at or 2 * len(judged) < max(1, repaired):
+        recent = now // 2
+        judged = [
+            (estimated, stale)
+            for at, estimated, stale in self._judged.get(lineage, {}).values()
+            if at >= recent
+        ]
+        waiting = sum(at >= recent for at in self._tried.get(lineage, {}).values())
+        if not self.enabled or lineage in self._off_at or not judged or 2 * len(judged) < waiting:
             return None
-        estimated = math.fsum(e for e, _ in judged.values()) / len(judged)
-        stale = math.fsum(s for _, s in judged.values()) / len(judged)
-        if estimated <= stale:
+        if 2 * sum(estimated > stale for estimated, stale in judged) <= len(judged):
             return None
         self._off_at[lineage] = now
-        return estimated, stale
+        estimates, stales = zip(*judged, strict=True)
+        return math.fsum(estimates) / len(judged), math.fsum(stales) / len(judged)
 
     def gamma(self, lineage: str, now: int) -> float:
         """The share of the estimate; the rest is the stale update."""
@@ -63,17 +78,23 @@ class Switch:
     def on_fork(self, parent: str, child: str) -> None:
         """The child's model is the parent's: so are its prospects."""
         self._judged[child] = dict(self._judged.get(parent, {}))
+        self._tried[child] = dict(self._tried.get(parent, {}))
         if parent in self._off_at:
             self._off_at[child] = self._off_at[parent]
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._judged.setdefault(into, {}).update(self._judged.pop(gone, {}))
+        self._tried.setdefault(into, {}).update(self._tried.pop(gone, {}))
         self._off_at.pop(gone, None)
 
     def state(self) -> dict[str, Any]:
-        judged = {name: dict(of) for name, of in self._judged.items()}
-        return {"judged": judged, "off_at": dict(self._off_at)}
+        return {
+            "judged": {name: dict(of) for name, of in self._judged.items()},
+            "tried": {name: dict(of) for name, of in self._tried.items()},
+            "off_at": dict(self._off_at),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._judged = {name: dict(of) for name, of in state["judged"].items()}
+        self._tried = {name: dict(of) for name, of in state["tried"].items()}
         self._off_at = dict(state["off_at"])

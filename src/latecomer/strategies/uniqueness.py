@@ -67,7 +67,7 @@ class Peers:
         if key not in self._of_version:
             self._prune(view)
         peers = self._of_version.setdefault(key, [])
-        if len(peers) < PEERS:
+        if len(peers) < PEERS and contribution.delta.any():  # nothing has no direction
             peers.append(sketch(contribution.delta))
 
     def of(self, contribution: Contribution) -> Tensor:
@@ -80,7 +80,7 @@ class Peers:
         return torch.stack(found) if found else torch.empty(0, WIDTH)
 
     def _prune(self, view: ServerView) -> None:
-        recent = list(self._of_version)[-PEERS:]
+        recent = set(list(self._of_version)[-PEERS:])
         self._of_version = {
             key: some
             for key, some in self._of_version.items()
@@ -88,7 +88,7 @@ class Peers:
         }
 
     def state(self) -> dict[str, Any]:
-        return {"of": {key: torch.stack(some) for key, some in self._of_version.items()}}
+        return {"of": {key: torch.stack(some) for key, some in self._of_version.items() if some}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._of_version = {key: list(rows.unbind()) for key, rows in state["of"].items()}

@@ -14,10 +14,10 @@ from torch import Tensor
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ServerView, Strategy
 from latecomer.core.submodel import take
-from latecomer.strategies.dispatching import everyone
 from latecomer.strategies.first_order import taylor
 from latecomer.strategies.options import Count, NotNegative, Positive, Share
 from latecomer.strategies.recipe import recipe
+from latecomer.strategies.selecting import everyone
 from latecomer.strategies.semi_async import quorum_epochs
 from latecomer.strategies.weighting import by_examples
 

@@ -1,10 +1,12 @@
 """Parts for the *weigh* slot: how much an update counts. Pure functions of the contribution.
 
-A weight is computed anew from each contribution and never carried over to the next.
+A weight is computed anew from each contribution and never carried over to the next. A part may
+remember facts about the fleet, such as who has how many examples.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ServerView, Weigh
@@ -54,3 +56,32 @@ def by_examples(decay: Decay | None = None) -> Weigh:
         return share if decay is None else share * decay(contribution.staleness)
 
     return weigh
+
+
+class ByShareOfExamples:
+    """s(tau, M) * n_i / N, with N the examples of all M known devices.
+
+    A device tells its number with its updates. One that has not been heard of counts with the
+    mean of the others.
+    """
+
+    def __init__(self, decay: Callable[[int, int], float] | None = None) -> None:
+        self.decay = decay
+        self._examples: dict[int, int] = {}
+        self._total = 0
+
+    def __call__(self, contribution: Contribution, view: ServerView) -> float:
+        device, own = contribution.task.device, contribution.update.num_examples
+        self._total += own - self._examples.get(device, 0)
+        self._examples[device] = own
+        heard = len(self._examples)
+        devices = max(heard, len(view.idle) + len(view.working))  # some of them may be away
+        share = own / (self._total * devices / heard)
+        return share if self.decay is None else share * self.decay(contribution.staleness, devices)
+
+    def state(self) -> dict[str, Any]:
+        return {"examples": dict(self._examples)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._examples = dict(state["examples"])
+        self._total = sum(self._examples.values())

@@ -212,6 +212,8 @@ class Experiment:
                 kernel, why = "compiled", "a plain network and much to do"
             elif len(self.clients) == 1:
                 kernel, why = "plain", "a single device"
+            elif self._strategy().prepare(self.spec).remembers:
+                kernel, why = "plain", "devices with a memory do their tasks one by one"
             elif self.vmap_trouble:
                 kernel, why = "plain", self.vmap_trouble
             else:

@@ -222,7 +222,7 @@ class _Run:
             self.losses += 1
             self.last_loss = note.fields["reason"]
         if note.kind == "compensation":
-            self.repairs["count"] += 1
+            self.repairs["count"] += note.fields.get("gamma", 1.0) > 0
             self.repairs["seconds"] += note.fields.get("seconds", 0.0)
         elif note.kind == "switch" and self.repairs["switched_at"] is None:
             self.repairs["switched_at"] = note.fields["version"]
@@ -324,7 +324,7 @@ class _Run:
                 "mean": stale["sum"] / stale["count"] if stale["count"] else 0.0,
                 "max": stale["max"],
             },
-            "bytes": {"up": self.engine.bytes_up, "down": self.engine.bytes_down},
+            "bytes": self._bytes(),
             "epsilon": None,
             "compensation": dict(self.repairs) if self._repairs_updates() else None,
             "clusters": None,
@@ -341,6 +341,11 @@ class _Run:
             "notes": list(self.experiment.notes),
             "warnings": self._warnings(),
         }
+
+    def _bytes(self) -> dict[str, int]:
+        engine = self.engine
+        found = {"up": engine.bytes_up, "down": engine.bytes_down}
+        return {**found, "saved": engine.bytes_saved} if engine.bytes_saved else found
 
     def _repairs_updates(self) -> bool:
         return isinstance(self.server.strategy.compensate, Finishes)
