@@ -3,6 +3,8 @@
 import pytest
 
 from latecomer.core.messages import Joined, Send
+from latecomer.strategies import compensation
+from latecomer.strategies.switching import Switch
 from toy import ToyRun, toy_fleet, toy_server
 
 
@@ -30,6 +32,22 @@ def heads(name, updates=60, **options):
 )
 def test_limits(one, other):
     assert heads(one[0], **one[1]) == heads(other[0], **other[1])
+
+
+def test_feddc_with_a_closed_gate_is_semi_async(monkeypatch):
+    monkeypatch.setattr(compensation, "is_unique", lambda *_: False)
+    assert heads("feddc") == heads("semi-async")
+    assert heads("feddc-fedbuff", min_ratio=0.0) == heads("fedbuff")
+
+
+def test_feddc_switched_off_is_semi_async(monkeypatch):
+    monkeypatch.setattr(Switch, "gamma", lambda *_: 0.0)
+    assert heads("feddc") == heads("semi-async")
+    assert heads("feddc-fedasync", min_ratio=0.0) == heads("fedasync")
+
+
+def test_feddc_does_repair_in_these_runs():
+    assert heads("feddc") != heads("semi-async")
 
 
 def test_fedprox_tells_its_devices_to_stay_near():
