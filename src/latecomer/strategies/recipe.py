@@ -34,6 +34,8 @@ class Recipe:
         """A fresh strategy; a factory that does not give one is the user's to mend."""
         try:
             strategy = self.build(**options)
+        except BadInput:
+            raise
         except Exception as error:
             message = f"strategy '{self.name}': calling it failed: {first_line(error)}"
             raise BadInput(message) from error

@@ -1,4 +1,4 @@
-"""Parts for the *weigh* slot: how much an update counts. Pure functions of the contribution.
+"""Parts for the *weigh* slot: how much an update counts.
 
 A weight is computed anew from each contribution and never carried over to the next. A part may
 remember facts about the fleet, such as who has how many examples.
