@@ -15,7 +15,7 @@ All times are CPU seconds on one thread. Tables are Markdown, errors mean ± sta
 late devices and seeds.
 
     python benchmarks/inversion.py                        # scikit-learn's digits
-    python benchmarks/inversion.py --data ../shared/data  # UCI HAR and MNIST; 12 CPU minutes
+    python benchmarks/inversion.py --data ../shared/data  # UCI HAR and MNIST; some 17 CPU minutes
     python benchmarks/inversion.py --quick                # does it run?
 """
 
