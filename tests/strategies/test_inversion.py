@@ -194,6 +194,15 @@ def test_a_warm_start_is_better_with_less():
     assert warm.fit < anew.fit
 
 
+def test_a_warm_start_that_leads_nowhere_is_given_up():
+    model = flat_model("mlp", (10,), 3)
+    device, base = Device(model), model.init(2)
+    (found,) = invert(model, [device.sought(base)], QUICK)
+    lost = replace(found, x=1e6 * found.x)
+    (again,) = invert(model, [device.sought(base, start=lost)], QUICK)
+    assert again.fit < 0.5
+
+
 def test_a_dead_start_is_tried_again_with_larger_examples():
     class Deaf(nn.Sequential):
         """Hears nothing below 1."""

@@ -229,11 +229,12 @@ def invert(network: FlatModel, sought: Sequence[Sought], effort: Effort) -> list
 def _invert_together(
     network: FlatModel, sought: Sequence[Sought], effort: Effort
 ) -> list[Estimate]:
-    """All from a warm start, or all from scratch with a few attempts."""
-    starts = [s.start for s in sought if s.start is not None]
-    if starts:
-        return _descend(network, sought, starts, effort, effort.warm_iterations, WARM_RATE)
-    best = _from_scratch(network, sought, effort, 0)
+    """All from a warm start or all from scratch; what has gone wrong, from scratch again."""
+    best = [s.start for s in sought if s.start is not None]
+    if best:
+        best = _descend(network, sought, best, effort, effort.warm_iterations, WARM_RATE)
+    else:
+        best = _from_scratch(network, sought, effort, 0)
     for attempt in range(1, STARTS):
         dead = [i for i, estimate in enumerate(best) if estimate.fit >= 1.0 - PLATEAU]
         if not dead:
