@@ -1,10 +1,12 @@
 """A toy problem: every device pulls the model half-way towards a point of its own."""
 
+import json
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import take
@@ -85,6 +87,14 @@ class ToyRun:
 
     def until(self, updates: int = 0, **bounds) -> str:
         return self.engine.run(Bounds(updates, **bounds), lambda: True)
+
+    def carried_over(self, twin: "ToyRun") -> "ToyRun":
+        """`twin`, a fresh run of the same, at this one's checkpoint as a file would hold it."""
+        tree, tensors = encode({"server": self.server.state(), "engine": self.engine.state()})
+        state = decode(json.loads(json.dumps(tree)), storable(tensors))
+        twin.server.restore(state["server"])
+        twin.engine.restore(state["engine"])
+        return twin
 
     def lines(self, kind: str) -> list[tuple[float, dict]]:
         return [(time, fields) for time, k, fields in self.log if k == kind]

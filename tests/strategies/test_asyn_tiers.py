@@ -1,11 +1,8 @@
 """Tiers by hand, each way a round can end, and the limits in which it is FedAvg."""
 
-import json
-
 import pytest
 import torch
 
-from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Arrived, Failed, Joined, Send, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
@@ -186,11 +183,7 @@ def test_a_checkpoint_with_uploads_in_flight(after):
     for run in (whole, first):
         run.until(after)
     whole.until(80)
-    tree, tensors = encode({"server": first.server.state(), "engine": first.engine.state()})
-    state = decode(json.loads(json.dumps(tree)), storable(tensors))
-    second = ToyRun(toy_server("asyn-tiers"), fleet)
-    second.server.restore(state["server"])
-    second.engine.restore(state["engine"])
+    second = first.carried_over(ToyRun(toy_server("asyn-tiers"), fleet))
     second.until(80)
     assert first.log + second.log == whole.log
     assert second.heads() == whole.heads()

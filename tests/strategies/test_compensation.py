@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from latecomer.core.codec import decode, encode, storable
+from latecomer.core.codec import encode
 from latecomer.core.messages import Arrived, Joined, Later, Note, Ready, Send, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
@@ -446,11 +446,7 @@ def test_resume_with_a_compensation_in_flight(name):
         first.until(after)
         whole.until(after)
         assert after < 60
-    tree, tensors = encode({"server": first.server.state(), "engine": first.engine.state()})
-    state = decode(json.loads(json.dumps(tree)), storable(tensors))
-    second = fresh()
-    second.server.restore(state["server"])
-    second.engine.restore(state["engine"])
+    second = first.carried_over(fresh())
     second.until(100)
     whole.until(100)
     assert first.log + second.log == whole.log

@@ -1,11 +1,8 @@
 """Hand-worked rounds of SAFA, its limit, and each way a round can end."""
 
-import json
-
 import pytest
 import torch
 
-from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import (
     Arrived,
     Due,
@@ -216,10 +213,7 @@ def test_a_checkpoint_with_uploads_in_flight(after, options):
     for run in (whole, first):
         run.until(after)
     whole.until(80)
-    tree, tensors = encode({"server": first.server.state(), "engine": first.engine.state()})
-    state = decode(json.loads(json.dumps(tree)), storable(tensors))
-    second.server.restore(state["server"])
-    second.engine.restore(state["engine"])
+    first.carried_over(second)
     second.until(80)
     assert first.log + second.log == whole.log
     assert second.heads() == whole.heads()

@@ -1,6 +1,5 @@
 """Who is selected: hand-worked utilities, turns, exploration, and what a checkpoint must hold."""
 
-import json
 import math
 from collections import Counter
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import (
     MAIN,
     Arrived,
@@ -302,10 +300,7 @@ def test_checkpoint_and_resume(name, select, after):
     for run in (whole, first):
         run.until(after)
     whole.until(60)
-    tree, tensors = encode({"server": first.server.state(), "engine": first.engine.state()})
-    state = decode(json.loads(json.dumps(tree)), storable(tensors))
-    second.server.restore(state["server"])
-    second.engine.restore(state["engine"])
+    first.carried_over(second)
     second.until(60)
     assert first.log + second.log == whole.log
     assert second.heads() == whole.heads()

@@ -21,6 +21,16 @@ class Submodel:
         return whole[self.index]
 
 
+def covered(submodel: Submodel | None) -> Tensor | slice:
+    """An index of the covered coordinates of the whole vector; None means all of it."""
+    return slice(None) if submodel is None else submodel.index
+
+
+def name_of(submodel: Submodel | None) -> str:
+    """Tells networks apart; that of the whole model has no name."""
+    return "" if submodel is None else submodel.name
+
+
 def take(whole: Tensor, submodel: Submodel | None) -> Tensor:
     """What a device with `submodel` sees of the whole vector; None means all of it."""
     return whole if submodel is None else submodel.take(whole)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.submodel import name_of
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.device.memory import DeviceMemory
@@ -176,7 +177,7 @@ class Batched:
 
 
 def _signature(task: Task) -> Signature:
-    return task.spec, "" if task.submodel is None else task.submodel.name
+    return task.spec, name_of(task.submodel)
 
 
 def batch_size(model: FlatModel, spec: TrainSpec, examples: int, memory_mb: float) -> int:

@@ -7,7 +7,6 @@ The paper measures every device beforehand. Here tiers are found on the way: all
 fastest, and whoever misses the end of a round moves down by one.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution
 from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Strategy
-from latecomer.strategies.merging import moved
+from latecomer.strategies.merging import moved, trained_by
 from latecomer.strategies.options import Count, Share
+from latecomer.strategies.quota import quota
 from latecomer.strategies.recipe import recipe
 from latecomer.strategies.weighting import by_examples
 
@@ -134,8 +134,7 @@ class Tiers:
     def _is_due(self, tier: int, version: int) -> bool:
         among = self._rounds[tier, version]
         out, back = len(among.out), len(among.back)
-        # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.
-        if not out or back < max(1, math.ceil(self.quorum * (back + out) - 1e-9)):
+        if not out or back < quota(self.quorum, back + out):
             return not out
         devices = self._devices()
         not_faster = sum(devices[t] for t in range(tier, self.tiers))
@@ -145,10 +144,9 @@ class Tiers:
         """Close the round and move its tier's model; returns which coordinates were trained."""
         ended, tier = self._rounds.pop(key), key[0]
         params = moved(ended.base, ended.back, mean=True, step=1.0)
-        covered = torch.zeros_like(params, dtype=torch.bool)
-        for contribution in ended.back:
-            submodel = contribution.task.submodel
-            covered[slice(None) if submodel is None else submodel.index] = True
+        covered = trained_by(ended.back, params)
+        if covered is None:
+            covered = torch.ones_like(params, dtype=torch.bool)
         # While a tier is not yet in step, a round speaks only for the devices that are in it.
         voices = {contribution.task.device for contribution in ended.back}
         present = {d for (t, _), among in self._rounds.items() if t == tier for d in among.out}

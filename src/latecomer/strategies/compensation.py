@@ -14,7 +14,7 @@ from torch import Tensor
 from latecomer.core.codec import portable
 from latecomer.core.messages import MAIN, Contribution, Later, Note, Ready, Task
 from latecomer.core.strategy import Repaired, ServerView
-from latecomer.core.submodel import take
+from latecomer.core.submodel import name_of, take
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.inversion import (
     Effort,
@@ -183,8 +183,8 @@ class Compensator:
         self, contribution: Contribution, model: FlatModel, view: ServerView
     ) -> None:
         """Invert all that wait and train the same network as this one; of each device the last."""
-        name = _network_name(contribution)
-        waiting = [c for c in self._waiting.values() if _network_name(c) == name]
+        name = name_of(contribution.task.submodel)
+        waiting = [c for c in self._waiting.values() if name_of(c.task.submodel) == name]
         group = list({c.task.device: c for c in waiting}.values())
         sought = [
             Sought(
@@ -281,11 +281,6 @@ class Compensator:
         self._cost = dict(state["cost"])
         self._seen, self._usual = state["seen"]
         self._complained = state["complained"]
-
-
-def _network_name(contribution: Contribution) -> str:
-    submodel = contribution.task.submodel
-    return "" if submodel is None else submodel.name
 
 
 def _stream(seed: int, task: Task) -> int:

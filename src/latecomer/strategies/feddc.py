@@ -5,21 +5,22 @@ full (sections 3 to 5, with the uniqueness gate and the smooth switch of the seq
 Intertwined Data and Device Heterogeneities in Federated Learning with Unlimited Staleness").
 """
 
+from dataclasses import replace
 from typing import Literal
 
-from latecomer.core.strategy import AtOnce, Mix, Strategy
+from latecomer.core.strategy import Strategy
 from latecomer.strategies.catching_up import CatchUp
 from latecomer.strategies.compensation import Compensator
-from latecomer.strategies.dispatching import AtEpochStart
-from latecomer.strategies.fedasync import DecayName, staleness_decay
+from latecomer.strategies.fedasync import DecayName, fedasync
+from latecomer.strategies.fedbuff import fedbuff
 from latecomer.strategies.inversion import Effort
-from latecomer.strategies.merging import Buffer, Epochs
 from latecomer.strategies.options import Count, CountOrOff, NotNegative, Positive, Share
 from latecomer.strategies.recipe import recipe
+from latecomer.strategies.semi_async import quorum_epochs
 from latecomer.strategies.stand_ins import StandIns
 from latecomer.strategies.switching import Switch
 from latecomer.strategies.uniqueness import Rule
-from latecomer.strategies.weighting import by_examples, by_staleness
+from latecomer.strategies.weighting import by_examples
 
 Size = Literal["samples", "sensor", "images"]
 PAPER = "Wang and Gao 2025 (FedDC)"
@@ -60,13 +61,8 @@ def feddc(
         keep_estimates=save_estimates,
     )
     speak = StandIns(compensator, weigh) if stand_in else None
-    return Strategy(
-        name="feddc",
-        compensate=compensator,
-        weigh=weigh,
-        merge=Epochs(quorum, keep_late=True, step=server_lr, stand_ins=speak),
-        dispatch=AtEpochStart(minimum=min_devices),
-        has_epochs=True,
+    return quorum_epochs(
+        "feddc", weigh, quorum, min_devices, server_lr, compensator, stand_ins=speak
     )
 
 
@@ -94,22 +90,18 @@ def feddc_fedasync(
     save_estimates: bool = True,
 ) -> Strategy:
     """Late is who is `min_ratio` times as stale as usual."""
-    return Strategy(
-        name="feddc-fedasync",
-        compensate=Compensator(
-            Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
-            gate=gate,
-            switch=Switch(enabled=switch),
-            min_staleness=min_staleness,
-            min_ratio=min_ratio,
-            reuse=reuse,
-            gflops=server_gflops,
-            keep_estimates=save_estimates,
-        ),
-        weigh=by_staleness(staleness_decay(decay, p, b), scale=alpha),
-        merge=Mix(),
-        dispatch=AtOnce(concurrency),
+    compensator = Compensator(
+        Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
+        gate=gate,
+        switch=Switch(enabled=switch),
+        min_staleness=min_staleness,
+        min_ratio=min_ratio,
+        reuse=reuse,
+        gflops=server_gflops,
+        keep_estimates=save_estimates,
     )
+    plain = fedasync(alpha, decay, p, b, concurrency)
+    return replace(plain, name="feddc-fedasync", compensate=compensator)
 
 
 @recipe(
@@ -137,19 +129,15 @@ def feddc_fedbuff(
     save_estimates: bool = True,
 ) -> Strategy:
     """Late is who is `min_ratio` times as stale as usual."""
-    return Strategy(
-        name="feddc-fedbuff",
-        compensate=Compensator(
-            Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
-            gate=gate,
-            switch=Switch(enabled=switch),
-            min_staleness=min_staleness,
-            min_ratio=min_ratio,
-            reuse=reuse,
-            gflops=server_gflops,
-            keep_estimates=save_estimates,
-        ),
-        weigh=by_staleness(staleness_decay(decay, p, b)),
-        merge=Buffer(size, step=server_lr),
-        dispatch=AtOnce(concurrency),
+    compensator = Compensator(
+        Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
+        gate=gate,
+        switch=Switch(enabled=switch),
+        min_staleness=min_staleness,
+        min_ratio=min_ratio,
+        reuse=reuse,
+        gflops=server_gflops,
+        keep_estimates=save_estimates,
     )
+    plain = fedbuff(size, server_lr, decay, p, b, concurrency)
+    return replace(plain, name="feddc-fedbuff", compensate=compensator)

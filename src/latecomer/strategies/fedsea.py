@@ -16,6 +16,7 @@ from latecomer.core.messages import MAIN, Contribution, Due, Later, Task, TrainS
 from latecomer.core.strategy import Assignment, Commit, ServerView, Strategy
 from latecomer.strategies.merging import moved
 from latecomer.strategies.options import NotNegative, Positive, Proportion, Share
+from latecomer.strategies.quota import quota
 from latecomer.strategies.recipe import recipe
 
 FORGETS = 0.5  # weight of the last task in a device's pace
@@ -114,7 +115,7 @@ class Fedsea:
     def _schedule(self, arrivals: Sequence[float | None], head: int) -> Iterable[Later]:
         self._wait_for = self.quorum
         predicted = [seconds for seconds in arrivals if seconds is not None]
-        least = max(1, math.ceil(self.quorum * len(arrivals) - 1e-9))
+        least = quota(self.quorum, len(arrivals))
         if len(predicted) < least:
             return
         count, seconds = sync_point(predicted, least)
@@ -137,7 +138,7 @@ class Fedsea:
         paces = sorted(self._pace.values())
         if not paces:
             return math.inf
-        slowest = paces[max(0, math.ceil(self.quorum * len(paces) - 1e-9) - 1)]
+        slowest = paces[quota(self.quorum, len(paces)) - 1]
         return slowest * view.spec.local_epochs
 
     def _spec(self, device: int, seconds: float, spec: TrainSpec) -> TrainSpec:

@@ -13,6 +13,8 @@ from torch import Tensor
 from latecomer.core.messages import MAIN, Contribution, Due
 from latecomer.core.params import chunks
 from latecomer.core.strategy import Commit, Drop, FollowsLineages, ServerView, Stateful
+from latecomer.core.submodel import covered
+from latecomer.strategies.quota import quota
 
 # (lineage, devices that have a word of their own, view) -> contributions, weighed
 StandIns = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
@@ -39,7 +41,7 @@ def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step:
         return result
     total, share_of = torch.zeros_like(head), torch.zeros_like(head)
     for c in contributions:
-        index = slice(None) if c.task.submodel is None else c.task.submodel.index
+        index = covered(c.task.submodel)
         total[index] += c.weight * c.delta
         share_of[index] += c.weight if mean else 1.0
     return torch.where(share_of > 0, head + step * total / share_of, head)
@@ -58,12 +60,12 @@ def averaged(mean: bool) -> Combine:
 
 def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | None:
     """The coordinates that at least one of them trained; None means all."""
-    covered = torch.zeros_like(head, dtype=torch.bool)
+    trained = torch.zeros_like(head, dtype=torch.bool)
     for contribution in contributions:
         if contribution.task.submodel is None:
             return None
-        covered[contribution.task.submodel.index] = True
-    return covered
+        trained[contribution.task.submodel.index] = True
+    return trained
 
 
 def _state_of(combine: Combine) -> dict[str, Any]:
@@ -149,8 +151,7 @@ class Epochs:
     def settle(self, view: ServerView) -> Iterable[Commit]:
         version = view.store.head()
         expected = self._on_time + view.store.pins(version)
-        # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.
-        enough = self._on_time >= max(1, math.ceil(self.quorum * expected - 1e-9))
+        enough = self._on_time >= quota(self.quorum, expected)
         if not self._gathered or not (enough or self._expired == version):
             return ()
         gathered, others = self._gathered, list[Contribution]()

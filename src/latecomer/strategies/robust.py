@@ -19,15 +19,16 @@ from annotated_types import Interval
 from torch import Tensor
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import AtOnce, Strategy, in_full
+from latecomer.core.strategy import Strategy, in_full
+from latecomer.core.submodel import covered
 from latecomer.errors import BadInput
-from latecomer.strategies.fedasync import DecayName, staleness_decay
+from latecomer.strategies.fedasync import DecayName
+from latecomer.strategies.fedbuff import fedbuff
 from latecomer.strategies.merging import Buffer, Combine, Epochs
 from latecomer.strategies.options import Count, CountOrOff, NotNegative, Positive, Share
 from latecomer.strategies.recipe import recipe
 from latecomer.strategies.selecting import SelectName
 from latecomer.strategies.semi_async import semi_async
-from latecomer.strategies.weighting import by_staleness
 
 RuleName = Literal["median", "trimmed-mean", "krum", "multi-krum", "clip"]
 Trim = Annotated[float, Interval(ge=0, lt=0.5)]
@@ -62,7 +63,7 @@ def votes_of(contributions: Sequence[Contribution], head: Tensor, per_device: bo
     values, counts = head.new_zeros(2, len(voters), head.numel())
     for row, own in enumerate(voters.values()):
         for c in own:
-            index = slice(None) if c.task.submodel is None else c.task.submodel.index
+            index = covered(c.task.submodel)
             values[row, index] += c.weight * c.delta
             counts[row, index] += 1
     return Votes(values / counts.clamp(min=1), counts > 0)
@@ -193,12 +194,8 @@ def robust_fedbuff(
     if rule == "trimmed-mean" and trim and trim * size + 1e-9 < 1:
         raise BadInput(f"trim: {trim}: must be 0, or at least 1 / size = {1 / size:g}")
     combine = robust(named_rule(rule, byzantine, trim, bound), per_device=voices == "devices")
-    return Strategy(
-        name="robust-fedbuff",
-        weigh=by_staleness(staleness_decay(decay, p, b)),
-        merge=Buffer(size, server_lr, combine),
-        dispatch=AtOnce(concurrency),
-    )
+    plain = fedbuff(size, server_lr, decay, p, b, concurrency)
+    return replace(plain, name="robust-fedbuff", merge=Buffer(size, server_lr, combine))
 
 
 @recipe("robust-quorum", "quorum epochs, merged so that outliers do not count", PAPERS)

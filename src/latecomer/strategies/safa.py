@@ -7,7 +7,6 @@ global model is the mean of all of them. A device that is more than tau versions
 deprecated: what it was working on is void, and its model is replaced by the global one.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Strate
 from latecomer.core.submodel import take
 from latecomer.strategies.merging import moved
 from latecomer.strategies.options import CountOrOff, NotNegative, Share
+from latecomer.strategies.quota import quota
 from latecomer.strategies.recipe import recipe
 from latecomer.strategies.weighting import by_examples
 
@@ -57,14 +57,13 @@ class Safa:
     def settle(self, view: ServerView) -> Iterable[Commit]:
         head = view.store.head()
         known = len(view.idle) + len(view.working)
-        # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.
-        quota = max(1, math.ceil(self.quorum * known - 1e-9))
+        wanted = quota(self.quorum, known)
         over = not self._awaited(view) or self._expired == head
-        if not self._back or (self._first < quota and not over):
+        if not self._back or (self._first < wanted and not over):
             return ()
         # Compensatory first-come-first-merge: who was not picked last time goes first.
         by_turns = sorted(self._back, key=lambda device: device in self._picked)
-        self._picked = set(by_turns[:quota])
+        self._picked = set(by_turns[:wanted])
         return (self._aggregate(view),)
 
     def _aggregate(self, view: ServerView) -> Commit:

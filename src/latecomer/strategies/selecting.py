@@ -11,6 +11,7 @@ import torch
 from latecomer.core.messages import Contribution, TrainSpec
 from latecomer.core.strategy import ServerView, Strategy, selection_rng
 from latecomer.errors import BadInput
+from latecomer.strategies.quota import quota
 
 Select = Callable[[ServerView], list[int]]
 SelectName = Literal["everyone", "random", "round-robin", "oort"]
@@ -36,8 +37,7 @@ def some(fraction: float) -> Select:
 def wanted(fraction: float, view: ServerView) -> int:
     """How many devices are that share of all that wait or work; at least one."""
     known = len(view.idle) + len(view.working)
-    # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.
-    return max(1, math.ceil(fraction * known - 1e-9))
+    return quota(fraction, known)
 
 
 class RoundRobin:
@@ -223,7 +223,7 @@ def statistical_utility(contribution: Contribution) -> float:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The least value that `share` of them do not exceed; 0 of none."""
-    return sorted(values)[max(1, math.ceil(share * len(values) - 1e-9)) - 1] if values else 0.0
+    return sorted(values)[quota(share, len(values)) - 1] if values else 0.0
 
 
 def selector(name: SelectName, fraction: float) -> Select:

@@ -5,9 +5,11 @@ The setting of FedDC's comparison: an epoch ends when 70% of the devices are bac
 "Unstale", the same without any delay, is what a perfect compensation would reach (Intertwined).
 """
 
+from dataclasses import replace
+
 from latecomer.core.strategy import Compensate, Strategy, Weigh, as_it_is
 from latecomer.strategies.dispatching import AtEpochStart
-from latecomer.strategies.merging import Epochs
+from latecomer.strategies.merging import Epochs, StandIns
 from latecomer.strategies.options import Count, Positive, Share
 from latecomer.strategies.recipe import recipe
 from latecomer.strategies.selecting import Select, SelectName, everyone, informed, selector
@@ -22,13 +24,14 @@ def quorum_epochs(
     step: float,
     compensate: Compensate = as_it_is,
     select: Select = everyone,
+    stand_ins: StandIns | None = None,
 ) -> Strategy:
     """Semi-asynchronous epochs with a given weight for each update."""
     plain = Strategy(
         name=name,
         compensate=compensate,
         weigh=weigh,
-        merge=Epochs(quorum, keep_late=True, step=step),
+        merge=Epochs(quorum, keep_late=True, step=step, stand_ins=stand_ins),
         dispatch=AtEpochStart(select, minimum=min_devices),
         has_epochs=True,
     )
@@ -84,5 +87,5 @@ def unstale(
     fraction: Share = 1.0,
 ) -> Strategy:
     """The runner leaves the delay out; by itself it is `semi-async`."""
-    chosen = selector(select, fraction)
-    return quorum_epochs("unstale", by_examples(), quorum, min_devices, server_lr, select=chosen)
+    plain = semi_async(quorum, min_devices, server_lr, select, fraction)
+    return replace(plain, name="unstale")

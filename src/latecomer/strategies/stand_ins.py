@@ -14,7 +14,7 @@ from torch import Tensor
 
 from latecomer.core.messages import Contribution, Task, Update
 from latecomer.core.strategy import ServerView, Weigh
-from latecomer.core.submodel import take
+from latecomer.core.submodel import name_of, take
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.compensation import Compensator
 from latecomer.strategies.inversion import alike, replay_each
@@ -79,7 +79,7 @@ class StandIns:
 
     def _replays(self, tasks: list[Task], bases: list[Tensor], view: ServerView) -> list[Tensor]:
         deltas = list(bases)
-        names = [task.submodel.name if task.submodel else "" for task in tasks]
+        names = [name_of(task.submodel) for task in tasks]
         for places in alike(names):
             model = cast(FlatModel, view.network(tasks[places[0]].submodel))
             estimates = [self.compensator.known[tasks[i].device].estimate for i in places]
