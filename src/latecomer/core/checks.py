@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -43,6 +43,12 @@ class Checks:
         noise = update.noise_std
         if type(noise) not in (int, float) or not 0 <= noise <= LARGEST_NOISE:
             return f"noise_std must be a number from 0 to {LARGEST_NOISE:g}"
+        if type(update.choice) is not int or not 0 <= update.choice <= len(task.offers):
+            return f"choice must be the number of a model it was sent, 0 to {len(task.offers)}"
+        if type(update.epsilon) not in (int, float) or not 0 <= update.epsilon < inf:
+            return "epsilon must be a finite number from 0"
+        if type(update.last) is not bool:
+            return "last must be true or false"
         if delta is None:
             return None
         if not isinstance(delta, Tensor):

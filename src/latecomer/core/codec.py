@@ -18,6 +18,7 @@ _KNOWN: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         messages.TrainSpec,
+        messages.Offer,
         messages.Task,
         messages.Update,
         messages.Contribution,

@@ -30,6 +30,7 @@ class TrainSpec:
     lr_scale: float = 1.0
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
+    clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise
     lazy: float = 0.0  # how small a change stays unsent, beside the model's movement; 0 = none
     carry: bool = False  # what stays unsent is added to the next delta
 
@@ -40,11 +41,21 @@ class TrainSpec:
 
 
 @dataclass(slots=True, eq=False)
+class Offer:
+    """A further model that a device may start from."""
+
+    lineage: str
+    version: int
+    params: Tensor
+
+
+@dataclass(slots=True, eq=False)
 class Task:
     """Train `params` (version `version` of `lineage`) on the device's data as `spec` says.
 
     `number` counts the tasks of this device: with the run's seed it names the random stream, so
-    that results do not depend on the order in which tasks are executed.
+    that results do not depend on the order in which tasks are executed. Where there are `offers`,
+    the device starts from whichever model has the least loss on its data, and says which.
     """
 
     id: int
@@ -55,17 +66,50 @@ class Task:
     spec: TrainSpec
     params: Tensor
     submodel: Submodel | None = None
+    offers: tuple[Offer, ...] = ()
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """All versions that the device was sent."""
+        return (self.version, *(offer.version for offer in self.offers))
+
+    @property
+    def bytes_down(self) -> int:
+        return (1 + len(self.offers)) * wire_bytes(self.params)
+
+    def chosen(self, choice: int) -> "Task":
+        """The task as if the model of this number (0: its own) had been the only one."""
+        if not self.offers:
+            return self
+        own = Offer(self.lineage, self.version, self.params)
+        taken = (own, *self.offers)[choice]
+        return replace(
+            self, lineage=taken.lineage, version=taken.version, params=taken.params, offers=()
+        )
+
+
+def wire_bytes(vector: Tensor) -> int:
+    """What a vector weighs on its way."""
+    return vector.numel() * vector.element_size()
 
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """What a device sends back: `delta` = trained - base, in device coordinates."""
+    """What a device sends back: `delta` = trained - base, in device coordinates.
+
+    `choice` is the number of the model it started from (0: the task's own, then its offers).
+    `epsilon` is what the device has spent of its privacy so far, by its own ledger; with `last`
+    it will send no more, because the next release would exceed its budget.
+    """
 
     task_id: int
     delta: Tensor | None
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     noise_std: float = 0.0
+    choice: int = 0
+    epsilon: float = 0.0
+    last: bool = False
 
 
 @dataclass(slots=True, eq=False)

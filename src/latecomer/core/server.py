@@ -20,10 +20,13 @@ from latecomer.core.messages import (
     Later,
     Left,
     Note,
+    Offer,
     Ready,
     Send,
     Task,
     TrainSpec,
+    Update,
+    wire_bytes,
 )
 from latecomer.core.pool import Pool
 from latecomer.core.store import ModelStore
@@ -74,6 +77,7 @@ class Server:
         self._numbers: dict[int, int] = {}  # device -> tasks it has been given
         self._homes: dict[int, str] = {}
         self._submodels: dict[int, Submodel | None] = {}
+        self._retired: set[int] = set()  # devices that have spent their privacy budget
 
     def home(self, device: int) -> str:
         """The lineage whose model this device uses."""
@@ -92,7 +96,8 @@ class Server:
                     if submodel is not None or device in self._submodels:
                         self._submodels[device] = submodel
                     self.working.pop(device, None)
-                    self.idle.add(device)
+                    if device not in self._retired:
+                        self.idle.add(device)
                 case Left(device):
                     self.idle.discard(device)
                 case Failed(task_id, reason):
@@ -111,25 +116,31 @@ class Server:
         update, device = event.update, event.device
         if device in self.working and self.working[device] == update.task_id:
             del self.working[device]
-            self.idle.add(device)
+            if device not in self._retired:
+                self.idle.add(device)
         task, reason = self._admit(event)
         if task is None or reason is not None:
             out.append(self._refusal(event, task, reason))
             return
         self.accepted += 1
+        if update.last:
+            self._retire(device, update.epsilon, out)
         if update.delta is None:
             # A sign of life: the device had nothing worth sending.
             fields = {"device": device, "task": task.id, "sent": task.version, "skipped": True}
-            out.append(Note("arrival", {**fields, "saved": _wire_bytes(task.params)}))
+            saved = {"saved": wire_bytes(task.params)}
+            out.append(Note("arrival", {**fields, **saved, **_privacy(update)}))
             return
+        task = task.chosen(update.choice)
         sent_from = self.store.resolve(task.lineage)
         staleness = self.store.staleness(task.version, sent_from)
         contribution = Contribution(
             task, update, task.params, update.delta, sent_from, staleness, seconds=event.seconds
         )
         lineage = self.strategy.route(contribution, self)
-        if lineage != sent_from:
+        if lineage != self.home(device):
             self._homes[device] = lineage
+        if lineage != sent_from:
             staleness = self.store.staleness(task.version, lineage)
             contribution = replace(contribution, lineage=lineage, staleness=staleness)
         compensated = self.strategy.compensate(contribution, self)
@@ -142,6 +153,14 @@ class Server:
         else:
             repaired, told = compensated
             self._merge("compensation", repaired, staleness, out, told)
+
+    def _retire(self, device: int, epsilon: float, out: list[Command]) -> None:
+        """The device has said its last word: it is given no more tasks."""
+        self.idle.discard(device)
+        if device not in self._retired:
+            self._retired.add(device)
+            reason = "its next release would exceed its privacy budget"
+            out.append(Note("retire", {"device": device, "epsilon": epsilon, "reason": reason}))
 
     def _ready(self, contribution: Contribution, out: list[Command]) -> None:
         """A repair has ended; commits made meanwhile count, so it is finished on today's head."""
@@ -165,7 +184,7 @@ class Server:
         if task is not None:
             fields |= {"sent": task.version, "version": self.store.head(self.home(event.device))}
         if isinstance(update.delta, Tensor):
-            fields["bytes"] = _wire_bytes(update.delta)
+            fields["bytes"] = wire_bytes(update.delta)
         return Note("refusal", fields)
 
     def _admit(self, event: Arrived) -> tuple[Task | None, str | None]:
@@ -205,6 +224,8 @@ class Server:
             self._commit(result, out)
 
     def _commit(self, commit: Commit, out: list[Command]) -> None:
+        if commit.lineage not in self.store:
+            self.fork(MAIN, commit.lineage)
         version = self.store.commit(commit.lineage, commit.params)
         fields: dict[str, Any] = {
             "lineage": commit.lineage,
@@ -231,7 +252,8 @@ class Server:
 
     def _close(self, task: Task) -> None:
         del self.open_tasks[task.id]
-        self.store.unpin(task.version)
+        for version in task.versions:
+            self.store.unpin(version)
 
     def _dispatch(self, out: list[Command]) -> None:
         for wish in self.strategy.dispatch(self):
@@ -245,7 +267,7 @@ class Server:
         if lineage not in self.store:
             self.fork(self.home(device), lineage)
         version = self.store.head(lineage)
-        submodel = self._submodels.get(device)
+        submodel = self._submodels.get(device) if wish.carry == "own" else wish.carry
         task = Task(
             id=self.tasks_given,
             device=device,
@@ -255,12 +277,14 @@ class Server:
             spec=wish.spec or self.spec,
             params=take(self.store.params(version), submodel),
             submodel=submodel,
+            offers=tuple(self._offer(other, submodel) for other in wish.offers),
         )
         self.tasks_given += 1
         self._numbers[device] = task.number + 1
-        if lineage != self._homes.get(device, MAIN):
+        if not task.offers and lineage != self._homes.get(device, MAIN):
             self._homes[device] = lineage
-        self.store.pin(version)
+        for number in task.versions:
+            self.store.pin(number)
         self.open_tasks[task.id] = task
         self.working[device] = task.id
         self.idle.discard(device)
@@ -269,9 +293,13 @@ class Server:
             "task": task.id,
             "lineage": lineage,
             "version": version,
-            "bytes": _wire_bytes(task.params),
+            "bytes": task.bytes_down,
         }
         return Note("dispatch", fields), Send(task)
+
+    def _offer(self, lineage: str, submodel: Submodel | None) -> Offer:
+        version = self.store.head(lineage)
+        return Offer(lineage, version, take(self.store.params(version), submodel))
 
     def fork(self, parent: str, child: str) -> None:
         """Open a lineage on the head of another one, and let the parts that care know."""
@@ -294,6 +322,7 @@ class Server:
             "numbers": dict(self._numbers),
             "homes": dict(self._homes),
             "submodels": dict(self._submodels),
+            "retired": sorted(self._retired),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -307,6 +336,7 @@ class Server:
         self._numbers = dict(state["numbers"])
         self._homes = dict(state["homes"])
         self._submodels = dict(state["submodels"])
+        self._retired = set(state["retired"])
 
 
 def _line(kind: str, contribution: Contribution, server: Server, **more: float) -> Note:
@@ -320,9 +350,11 @@ def _line(kind: str, contribution: Contribution, server: Server, **more: float) 
         **more,
     }
     if kind == "arrival":
-        fields["bytes"] = _wire_bytes(contribution.delta)
+        fields["bytes"] = wire_bytes(contribution.delta)
+        fields |= _privacy(contribution.update)
     return Note(kind, fields)
 
 
-def _wire_bytes(vector: Tensor) -> int:
-    return vector.numel() * vector.element_size()
+def _privacy(update: Update) -> dict[str, float]:
+    """What a line in the log tells of the device's ledger; nothing without one."""
+    return {"epsilon": update.epsilon} if update.epsilon else {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -47,7 +47,10 @@ class ServerView(Protocol):
 
 
 class Commit(NamedTuple):
-    """A new head for a lineage, made of so many contributions, and so many stand-ins."""
+    """A new head for a lineage, made of so many contributions, and so many stand-ins.
+
+    A lineage that does not exist yet is opened as a fork of the main one.
+    """
 
     lineage: str
     params: Tensor
@@ -71,12 +74,16 @@ class Repaired(NamedTuple):
 class Assignment(NamedTuple):
     """Give `device` a task from the head of `lineage`.
 
-    A lineage that does not exist yet is opened as a fork of the device's present one.
+    A lineage that does not exist yet is opened as a fork of the device's present one. The heads of
+    `offers` go with it, and the device starts from the one that fits its data best. `carry` is the
+    sub-model it gets; "own" is what it declared when it joined.
     """
 
     device: int
     lineage: str = MAIN
     spec: TrainSpec | None = None
+    offers: tuple[str, ...] = ()
+    carry: Submodel | Literal["own"] | None = "own"
 
 
 Route = Callable[[Contribution, ServerView], str]
@@ -211,7 +218,8 @@ def selection_rng(view: ServerView) -> np.random.Generator:
 class Strategy:
     """An algorithm: five slots filled. `prepare` adapts the run's training program to it.
 
-    `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet.
+    `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet,
+    `personal` that devices are gathered in clusters with models of their own.
     """
 
     name: str = "custom"
@@ -222,6 +230,7 @@ class Strategy:
     dispatch: Dispatch = field(default_factory=AtOnce)
     prepare: Callable[[TrainSpec], TrainSpec] = same_spec
     has_epochs: bool = False
+    personal: bool = False
 
     @property
     def slots(self) -> dict[str, Any]:

@@ -76,14 +76,23 @@ def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tenso
 
 
 @torch.no_grad()
+def losses(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of each example at `params`."""
+    parts = zip(torch.split(x, EVALUATED_AT_ONCE), torch.split(y, EVALUATED_AT_ONCE), strict=True)
+    found = [
+        F.cross_entropy(model.logits(params, some), of, reduction="none") for some, of in parts
+    ]
+    return torch.cat(found).double()
+
+
 def loss_rms(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
     """The root of the mean squared loss of the examples at `params`: Oort's measure of use."""
-    total = 0.0
-    for begin in range(0, len(y), EVALUATED_AT_ONCE):
-        part = slice(begin, begin + EVALUATED_AT_ONCE)
-        losses = F.cross_entropy(model.logits(params, x[part]), y[part], reduction="none")
-        total += losses.double().square().sum().item()
-    return math.sqrt(total / len(y))
+    return math.sqrt(losses(model, params, x, y).square().sum().item() / len(y))
+
+
+def average_loss(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
+    """The mean loss of the examples at `params`: how well a model fits them."""
+    return losses(model, params, x, y).mean().item()
 
 
 def local_update(

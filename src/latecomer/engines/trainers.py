@@ -24,7 +24,7 @@ Signature = tuple[TrainSpec, str]
 class Trainer(Protocol):
     """Computes what devices send back."""
 
-    def examples(self, task: Task) -> int:
+    def examples(self, task: Task) -> float:
         """How many examples the device passes through in this task."""
 
     def expect(self, task: Task, arrives: float) -> None:
@@ -54,7 +54,7 @@ class OneByOne:
         self._waiting: dict[int, dict[int, Task]] = {}  # device -> number -> task that remembers
         self._ready: dict[int, Update] = {}
 
-    def examples(self, task: Task) -> int:
+    def examples(self, task: Task) -> float:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
@@ -108,7 +108,7 @@ class Batched:
         self._ready: dict[int, Update] = {}
         self._alone = OneByOne(clients)
 
-    def examples(self, task: Task) -> int:
+    def examples(self, task: Task) -> float:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
@@ -157,15 +157,16 @@ class Batched:
                 self.model, params, x, y, spec, Plan(order, mask), functional=True, ragged=ragged
             )
 
-        start = torch.stack([task.params for task in tasks])
+        choices = [client.choose(task) for client, task in zip(clients, tasks, strict=True)]
+        start = torch.stack([t.chosen(i).params for t, i in zip(tasks, choices, strict=True)])
         with torch.no_grad():
             trained = torch.func.vmap(train)(
                 start, _stack([c.x for c in clients]), _stack([c.y for c in clients]), *plan
             )
         deltas = trained.sub_(start)
         return [
-            client.answer(task, delta.clone())
-            for client, task, delta in zip(clients, tasks, deltas, strict=True)
+            client.answer(task, delta.clone(), choice)
+            for client, task, delta, choice in zip(clients, tasks, deltas, choices, strict=True)
         ]
 
     def state(self) -> dict[str, Any]:

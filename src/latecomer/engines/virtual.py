@@ -26,6 +26,7 @@ from latecomer.core.messages import (
     Stop,
     Task,
     Update,
+    wire_bytes,
 )
 from latecomer.core.server import Server
 from latecomer.engines.memory import keep_freed_memory, rare_collections
@@ -223,9 +224,9 @@ class VirtualEngine:
                 self.stopped = reason
 
     def _send(self, task: Task) -> None:
-        size = task.params.numel() * task.params.element_size()
+        down, up = task.bytes_down, wire_bytes(task.params)
         journey = self.fleet.journey(
-            task.device, task.number, self._free_at, self.trainer.examples(task), size, size
+            task.device, task.number, self._free_at, self.trainer.examples(task), down, up
         )
         self._active_at = self.now
         if journey.arrives is not None:

@@ -35,7 +35,7 @@ class Fleet:
     notes: tuple[str, ...] = ()  # what the user should know of how it was made
 
     def journey(
-        self, device: int, number: int, now: float, examples: int, bytes_down: int, bytes_up: int
+        self, device: int, number: int, now: float, examples: float, bytes_down: int, bytes_up: int
     ) -> Journey:
         """What becomes of the device's task of this number, sent at `now`."""
         profile, lateness = self.devices[device], self.late.get(device)

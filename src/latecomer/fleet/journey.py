@@ -39,7 +39,7 @@ def journey(
     lateness: Lateness | None,
     rng: np.random.Generator | None,
     now: float,
-    examples: int,
+    examples: float,
     bytes_down: int,
     bytes_up: int,
 ) -> Journey:

@@ -83,7 +83,7 @@ class DeviceProfile:
     def download_seconds(self, size: int) -> float:
         return self.latency + size / self.down
 
-    def compute_seconds(self, examples: int) -> float:
+    def compute_seconds(self, examples: float) -> float:
         """Without jitter; `examples` counts every pass over the data."""
         return self.seconds_per_task + self.seconds_per_example * examples
 
