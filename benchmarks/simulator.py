@@ -35,7 +35,7 @@ def trainer_for(
     workload: Workload, kernel: str, model: FlatModel, clients: dict[int, Client]
 ) -> Trainer:
     if kernel == "batched":
-        return Batched(clients, model, batch_size(model, workload.spec, workload.examples, 512))
+        return Batched(clients, batch_size(model, workload.spec, workload.examples, 512))
     if kernel == "compiled":
         found = compiled_kernel(model)
         if not isinstance(found, CompiledKernel):

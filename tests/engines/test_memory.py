@@ -38,7 +38,7 @@ def clients_and_model():
 
 def trainer_of(size):
     clients, model = clients_and_model()
-    return OneByOne(clients) if size == 0 else Batched(clients, model, size)
+    return OneByOne(clients) if size == 0 else Batched(clients, size)
 
 
 def tasks_of_one_device(spec, count=4):

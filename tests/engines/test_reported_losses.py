@@ -31,7 +31,7 @@ def run(kernel, strategy, **options):
         x = torch.randn(device + 3, 16, generator=generator)
         y = torch.randint(0, 3, (device + 3,), generator=generator)
         clients[device] = Client(device, model, x, y, seed=5)
-    trainer = Batched(clients, model, 5) if kernel == "batched" else OneByOne(clients)
+    trainer = Batched(clients, 5) if kernel == "batched" else OneByOne(clients)
     losses = {}
     update = trainer.update
 

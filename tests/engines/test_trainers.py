@@ -42,7 +42,7 @@ def clients_and_model(kind="mlp"):
 
 def engine_with(size, strategy="fedasync", crash=0.0, kind="mlp"):
     clients, model = clients_and_model(kind)
-    trainer = OneByOne(clients) if size == 0 else Batched(clients, model, size)
+    trainer = OneByOne(clients) if size == 0 else Batched(clients, size)
     server = Server(model.init(0), build_strategy(strategy), SPEC)
     fleet = make_fleet("tiers", DEVICES, seed=2, overrides={"crash": crash})
     return VirtualEngine(server, fleet, trainer, clients)
@@ -91,7 +91,7 @@ def test_resuming_finds_the_results_of_the_batch(after):
 
 def test_forgotten_tasks_leave_no_trace():
     clients, model = clients_and_model()
-    trainer = Batched(clients, model, 4)
+    trainer = Batched(clients, 4)
     server = Server(model.init(0), build_strategy("fedasync"), SPEC)
     engine = VirtualEngine(server, make_fleet("tiers", DEVICES), trainer, clients)
     engine.run(Bounds(updates=1), lambda: True)

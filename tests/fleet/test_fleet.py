@@ -15,10 +15,10 @@ from latecomer.fleet.profile import DeviceProfile
 
 def test_a_late_device_of_a_uniform_fleet() -> None:
     fleet = make_fleet("uniform", 3)
-    nominal = epoch_seconds(fleet.devices, [5, 5, 5], 1000, 1000)
+    nominal = epoch_seconds(fleet.devices, [5, 5, 5], 1000)
     fleet = with_lateness(fleet, (1,), lateness("in-flight", 40, nominal))
-    assert fleet.journey(0, 7, 20.0, 5, 1000, 1000) == Journey(20.0, 20.0, 30.0, 30.0, 30.0)
-    assert fleet.journey(1, 7, 20.0, 5, 1000, 1000) == Journey(20.0, 20.0, 30.0, 425.0, 30.0)
+    assert fleet.journey(0, 7, 20.0, 5, 1000) == Journey(20.0, 20.0, 30.0, 30.0, 30.0)
+    assert fleet.journey(1, 7, 20.0, 5, 1000) == Journey(20.0, 20.0, 30.0, 425.0, 30.0)
 
 
 def test_a_journey_depends_on_seed_device_and_number_only() -> None:
@@ -53,14 +53,14 @@ def test_opening_and_closing_of_a_device() -> None:
 
 def test_the_nominal_epoch_is_the_quorum_quantile() -> None:
     profiles = [DeviceProfile(seconds_per_task=seconds) for seconds in range(1, 11)]
-    assert epoch_seconds(profiles, [1] * 10, 0, 0) == 7
-    assert epoch_seconds(profiles, [1] * 10, 0, 0, quorum=0.71) == 8
-    assert epoch_seconds(profiles, [1] * 10, 0, 0, quorum=1) == 10
-    assert epoch_seconds(profiles, [1] * 10, 0, 0, quorum=0.01) == 1
+    assert epoch_seconds(profiles, [1] * 10, 0) == 7
+    assert epoch_seconds(profiles, [1] * 10, 0, quorum=0.71) == 8
+    assert epoch_seconds(profiles, [1] * 10, 0, quorum=1) == 10
+    assert epoch_seconds(profiles, [1] * 10, 0, quorum=0.01) == 1
     # Devices without data are not counted: 3..10 remain, and the sixth of these eight is 8.
-    assert epoch_seconds(profiles, [0, 0] + [1] * 8, 0, 0) == 8
+    assert epoch_seconds(profiles, [0, 0] + [1] * 8, 0) == 8
     hundred = [DeviceProfile(seconds_per_task=seconds) for seconds in range(1, 101)]
-    assert epoch_seconds(hundred, [1] * 100, 0, 0, quorum=0.07) == 7
+    assert epoch_seconds(hundred, [1] * 100, 0, quorum=0.07) == 7
 
 
 def test_the_nominal_epoch_is_free_of_luck_and_hours() -> None:
@@ -75,18 +75,18 @@ def test_the_nominal_epoch_is_free_of_luck_and_hours() -> None:
         dropout=0.5,
     )
     # 1 + 2 down, 3 of compute, 1 + 4 up
-    assert epoch_seconds([profile], [6], 2000, 2000) == 11
+    assert epoch_seconds([profile], [6], 2000) == 11
 
 
 @pytest.mark.parametrize("quorum", [0, -0.1, 1.1])
 def test_a_bad_quorum_is_refused(quorum: float) -> None:
     with pytest.raises(BadInput, match="quorum = "):
-        epoch_seconds([DeviceProfile()], [1], 0, 0, quorum)
+        epoch_seconds([DeviceProfile()], [1], 0, quorum)
 
 
 def test_a_fleet_without_data_has_no_epoch() -> None:
     with pytest.raises(BadInput, match="no device has any data"):
-        epoch_seconds([DeviceProfile()], [0], 0, 0)
+        epoch_seconds([DeviceProfile()], [0], 0)
 
 
 def test_overrides_hold_for_all_devices_and_none_keeps() -> None:

@@ -111,7 +111,7 @@ def two_worlds():
 @pytest.mark.parametrize("batched", [False, True])
 def test_devices_of_two_worlds_part_company(batched):
     model, clients = two_worlds()
-    trainer = Batched(clients, model, 4) if batched else OneByOne(clients)
+    trainer = Batched(clients, 4) if batched else OneByOne(clients)
     spec = TrainSpec(lr=0.5)
     server = Server(
         model.init(3), build_strategy("ifca"), spec, seed=3, networks=lambda submodel: model

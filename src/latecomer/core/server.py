@@ -77,11 +77,16 @@ class Server:
         self._numbers: dict[int, int] = {}  # device -> tasks it has been given
         self._homes: dict[int, str] = {}
         self._submodels: dict[int, Submodel | None] = {}
+        self._carried: dict[int, Submodel | None] = {}  # what the last task was, where it matters
         self._retired: set[int] = set()  # devices that have spent their privacy budget
 
     def home(self, device: int) -> str:
         """The lineage whose model this device uses."""
         return self.store.resolve(self._homes.get(device, MAIN))
+
+    def carries(self, device: int) -> Submodel | None:
+        """The part of the model that this device uses."""
+        return self._carried.get(device)
 
     def handle(self, *events: Event) -> list[Command]:
         """Take in all events of one moment; returns what the engine has to do now."""
@@ -268,6 +273,8 @@ class Server:
             self.fork(self.home(device), lineage)
         version = self.store.head(lineage)
         submodel = self._submodels.get(device) if wish.carry == "own" else wish.carry
+        if submodel is not None or device in self._carried:
+            self._carried[device] = submodel
         task = Task(
             id=self.tasks_given,
             device=device,
@@ -322,6 +329,7 @@ class Server:
             "numbers": dict(self._numbers),
             "homes": dict(self._homes),
             "submodels": dict(self._submodels),
+            "carried": dict(self._carried),
             "retired": sorted(self._retired),
         }
 
@@ -336,6 +344,7 @@ class Server:
         self._numbers = dict(state["numbers"])
         self._homes = dict(state["homes"])
         self._submodels = dict(state["submodels"])
+        self._carried = dict(state["carried"])
         self._retired = set(state["retired"])
 
 

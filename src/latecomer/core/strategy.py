@@ -219,7 +219,8 @@ class Strategy:
     """An algorithm: five slots filled. `prepare` adapts the run's training program to it.
 
     `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet,
-    `personal` that devices are gathered in clusters with models of their own.
+    `personal` that devices are gathered in clusters with models of their own. `needs` names what
+    devices must tell of their data beside the delta, if it does not work without.
     """
 
     name: str = "custom"
@@ -231,6 +232,7 @@ class Strategy:
     prepare: Callable[[TrainSpec], TrainSpec] = same_spec
     has_epochs: bool = False
     personal: bool = False
+    needs: str = ""
 
     @property
     def slots(self) -> dict[str, Any]:

@@ -3,8 +3,12 @@
 from torch import Tensor
 
 from latecomer.core.messages import Task, Update
+from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.flat import FlatModel
+from latecomer.device.ledger import Ledger
 from latecomer.device.memory import DeviceMemory, balanced, if_new
+from latecomer.device.networks import Networks
+from latecomer.device.privacy import Privacy, noise_rng
 from latecomer.device.release import release
 from latecomer.device.training import (
     Plan,
@@ -16,22 +20,48 @@ from latecomer.device.training import (
 )
 from latecomer.errors import BadInput
 
+LEDGER = "ledger"  # its place in the device's memory
+
 
 class Client:
-    """Trains the whole model on the examples of one device."""
+    """Trains the network of each task on the examples of one device.
 
-    def __init__(self, device: int, model: FlatModel, x: Tensor, y: Tensor, seed: int) -> None:
+    With `privacy`, nothing leaves the device that is not noised and in its ledger, whatever a task
+    may ask for.
+    """
+
+    def __init__(
+        self,
+        device: int,
+        model: FlatModel | Networks,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
+        privacy: Privacy | None = None,
+    ) -> None:
         if len(x) != len(y) or not len(x):
             raise BadInput(
                 f"device {device}: {len(x)} examples and {len(y)} labels; "
                 f"needs as many of each, and at least one"
             )
         self.device = device
-        self.model = model
+        self.networks = model if isinstance(model, Networks) else Networks(model)
         self.x = x
         self.y = y
         self.seed = seed
+        self.privacy = privacy
         self.num_examples = len(y)
+
+    def network(self, submodel: Submodel | None) -> FlatModel:
+        """What this device trains where it carries `submodel`."""
+        found = self.networks(submodel)
+        if found is None:
+            raise BadInput(f"device {self.device}: no network for '{name_of(submodel)}'")
+        return found
+
+    def remembers(self, task: Task) -> bool:
+        """Whether this task needs what the device kept of earlier ones: they must run in order."""
+        return task.spec.remembers or self.privacy is not None
 
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task, whenever and wherever it is executed."""
@@ -40,19 +70,22 @@ class Client:
         )
 
     def examples(self, task: Task) -> float:
-        """How many examples this task passes through, every pass counted.
+        """How many examples this task passes through, in units of work on the whole network.
 
-        Looking at an example to choose among models takes a third of training on it.
+        Every pass is counted. Looking at an example to choose among models takes a third of
+        training on it.
         """
         looks = (1 + len(task.offers)) / 3 if task.offers else 0.0
-        return self.num_examples * (task.spec.local_epochs + looks)
+        passes = self.num_examples * (task.spec.local_epochs + looks)
+        return passes * self.networks.work(task.submodel)
 
     def choose(self, task: Task) -> int:
         """The number of the model with the least loss on this device's examples."""
         if not task.offers:
             return 0
+        network = self.network(task.submodel)
         models = [task.params, *(offer.params for offer in task.offers)]
-        losses = [average_loss(self.model, params, self.x, self.y) for params in models]
+        losses = [average_loss(network, params, self.x, self.y) for params in models]
         return losses.index(min(losses))
 
     def perform(self, task: Task, memory: DeviceMemory | None = None) -> Update:
@@ -61,20 +94,53 @@ class Client:
         A task whose spec asks for it reads and renews what the device keeps in `memory`; without
         one it is treated as the device's first.
         """
+        memory = {} if memory is None else memory
+        if self.privacy is not None:
+            return self._perform_privately(task, memory, self.privacy)
         choice = self.choose(task)
-        base = task.chosen(choice).params
-        trained = local_update(self.model, base, self.x, self.y, task.spec, self.plan(task))
+        base, network = task.chosen(choice).params, self.network(task.submodel)
+        trained = local_update(network, base, self.x, self.y, task.spec, self.plan(task))
         return self.answer(task, trained.sub_(base), choice, memory)
 
     def answer(
         self, task: Task, delta: Tensor, choice: int = 0, memory: DeviceMemory | None = None
     ) -> Update:
         """What the device sends back once it has trained from the model of number `choice`."""
-        task, memory = task.chosen(choice), {} if memory is None else memory
-        if task.spec.balance:
-            delta = balanced(delta, task.spec, memory)
-        sent = if_new(delta, task, memory) if task.spec.lazy else delta
+        sent = self._worth_sending(task.chosen(choice), delta, {} if memory is None else memory)
         metrics = {}
         if task.spec.report_loss:
-            metrics["loss_rms"] = loss_rms(self.model, task.params, self.x, self.y)
+            network, base = self.network(task.submodel), task.chosen(choice).params
+            metrics["loss_rms"] = loss_rms(network, base, self.x, self.y)
         return release(Update(task.id, sent, self.num_examples, metrics, choice=choice))
+
+    def _worth_sending(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:
+        if task.spec.balance:
+            delta = balanced(delta, task.spec, memory)
+        return if_new(delta, task, memory) if task.spec.lazy else delta
+
+    def _perform_privately(self, task: Task, memory: DeviceMemory, privacy: Privacy) -> Update:
+        """As `perform`; the choice among models and the loss would tell of the data un-noised."""
+        ledger = Ledger.from_tensor(memory[LEDGER]) if LEDGER in memory else Ledger()
+        spec, n = privacy.enforced(task.spec), self.num_examples
+        if not privacy.may_release(ledger, n, spec):
+            silent = Update(task.id, None, n, epsilon=privacy.epsilon(ledger), last=True)
+            return release(silent, private=True)
+        plan = privacy.plan(n, spec, task_rng(self.seed, self.device, task.number))
+        noise = noise_rng(self.seed, self.device, task.number)
+        sizes = [int(size) for size in plan.mask.sum(1).tolist()]
+        network = self.network(task.submodel)
+        hook = privacy.on_gradient(sizes, n, spec, noise)
+        trained = local_update(network, task.params, self.x, self.y, spec, plan, hook)
+        delta = privacy.noised_update(trained.sub_(task.params), noise)
+        # Charged even if it is not sent: that it is not tells something, too.
+        privacy.charge(ledger, n, spec)
+        memory[LEDGER] = ledger.to_tensor()
+        update = Update(
+            task.id,
+            self._worth_sending(task, delta, memory),
+            n,
+            noise_std=privacy.noise_std(n, sizes, spec),
+            epsilon=privacy.epsilon(ledger),
+            last=not privacy.may_release(ledger, n, spec),
+        )
+        return release(update, private=True)

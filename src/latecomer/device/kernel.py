@@ -23,7 +23,7 @@ class CompiledKernel:
         self._limited = False
 
     def covers(self, spec: TrainSpec) -> bool:
-        clips = spec.clip == 0 or self.program.only_linear
+        clips = spec.clip == 0 or (self.program.only_linear and spec.clip_norm == 2)
         return spec.optimizer == "sgd" and not spec.last_layer_only and clips
 
     def train(self, params: Tensor, x: Tensor, y: Tensor, spec: TrainSpec, plan: "Plan") -> Tensor:

@@ -1,12 +1,15 @@
 """The single door through which anything leaves a device."""
 
+from dataclasses import replace
+
 from latecomer.core.messages import Update
 
 
-def release(update: Update) -> Update:
+def release(update: Update, private: bool = False) -> Update:
     """What the server may see of `update`.
 
-    Everything a device sends passes here, so that privacy has one place to hold: a metric or a
-    gradient that went around it would leave without noise and without being accounted for.
+    Everything a device sends passes here, so that privacy has one place to hold. A private
+    device's ledger covers the noised delta and what was made of it; all else that tells of its
+    data, such as a metric or a choice among models, stays at home.
     """
-    return update
+    return replace(update, metrics={}, choice=0) if private else update

@@ -114,7 +114,8 @@ def local_update(
 
     `functional` gives the same numbers in a form that torch.autograd can differentiate and
     torch.func.vmap can batch, at a higher cost per call. There, `ragged` says that some steps may
-    have no real example; such a step changes nothing (otherwise they are always skipped).
+    have no real example; such a step changes nothing (otherwise they are always skipped, unless
+    `on_gradient` is there to see them).
     `weighted` says that the mask holds weights, which a functional run takes them for anyway.
     """
     plain = not functional and not weighted
@@ -134,8 +135,8 @@ def local_update(
         for step, (index, weights) in enumerate(zip(*map(torch.unbind, plan), strict=True)):
             real: Tensor | None = weights
             if sizes is not None:
-                if not sizes[step]:
-                    continue
+                if not sizes[step] and on_gradient is None:
+                    continue  # nothing to learn; but noise is due even then
                 index, real = index[: sizes[step]], None
             gradient = gradient_at(moving, take(x, index), take(y, index), real)
             if on_gradient is not None:
@@ -166,7 +167,7 @@ def _gradient_function(
         return mean_loss(model.logits(_join(whole, moving, span), x), y, weights)
 
     if spec.clip > 0:
-        return lambda moving, x, y, weights: _clipped(loss_at, moving, x, y, weights, spec.clip)
+        return lambda moving, x, y, weights: _clipped(loss_at, moving, x, y, weights, spec)
     if functional:
         return torch.func.grad(loss_at)
 
@@ -183,9 +184,9 @@ def _gradient_function(
 
 
 def _clipped(
-    loss_at: Gradient, moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, clip: float
+    loss_at: Gradient, moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, spec: TrainSpec
 ) -> Tensor:
-    """The mean of per-example gradients, each first scaled down to an L2 norm of `clip`."""
+    """The mean of per-example gradients, each first scaled down to a norm of `spec.clip`."""
 
     def example_gradient(moving: Tensor, x: Tensor, y: Tensor) -> Tensor:
         gradient: Tensor = torch.func.grad(loss_at)(moving, x.unsqueeze(0), y.unsqueeze(0), None)
@@ -201,8 +202,8 @@ def _clipped(
         gradients = torch.func.vmap(example_gradient, in_dims=(None, 0, 0))(
             moving, x[part], y[part]
         )
-        norms = torch.linalg.vector_norm(gradients, dim=1)
-        factors = (clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+        norms = torch.linalg.vector_norm(gradients, spec.clip_norm, dim=1)
+        factors = (spec.clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
         total = total + (weights[part] * factors) @ gradients
     return total / _count(weights)
 

@@ -20,7 +20,7 @@ SEGMENTS = 16  # cnn1d: time steps that reach the linear layers
 
 def scaled(channels: int, width: float) -> int:
     """How many of `channels` remain at `width`."""
-    return max(1, floor(width * channels + 1e-9))
+    return max(1, floor(width * channels + 1e-9))  # Eq. 10
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

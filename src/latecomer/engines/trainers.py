@@ -58,11 +58,11 @@ class OneByOne:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if task.spec.remembers and task.id not in self._ready:
+        if self.clients[task.device].remembers(task) and task.id not in self._ready:
             self._waiting.setdefault(task.device, {})[task.number] = task
 
     def update(self, task: Task) -> Update:
-        if not task.spec.remembers:
+        if not self.clients[task.device].remembers(task):
             return self.clients[task.device].perform(task)
         if task.id not in self._ready:
             self._train_up_to(task)
@@ -102,8 +102,8 @@ class Batched:
     a memory are left to `OneByOne`.
     """
 
-    def __init__(self, clients: Mapping[int, Client], model: FlatModel, size: int) -> None:
-        self.clients, self.model, self.size = clients, model, size
+    def __init__(self, clients: Mapping[int, Client], size: int) -> None:
+        self.clients, self.size = clients, size
         self._waiting: dict[Signature, dict[int, tuple[float, Task]]] = {}
         self._ready: dict[int, Update] = {}
         self._alone = OneByOne(clients)
@@ -112,13 +112,13 @@ class Batched:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if task.spec.remembers:
+        if self.clients[task.device].remembers(task):
             self._alone.expect(task, arrives)
         elif task.id not in self._ready:
             self._waiting.setdefault(_signature(task), {})[task.id] = (arrives, task)
 
     def update(self, task: Task) -> Update:
-        if task.spec.remembers:
+        if self.clients[task.device].remembers(task):
             return self._alone.update(task)
         if task.id not in self._ready:
             self._train(task)
@@ -149,12 +149,12 @@ class Batched:
     def _together(self, tasks: Sequence[Task]) -> list[Update]:
         clients = [self.clients[task.device] for task in tasks]
         plans = [client.plan(task) for client, task in zip(clients, tasks, strict=True)]
-        spec = tasks[0].spec
+        spec, model = tasks[0].spec, clients[0].network(tasks[0].submodel)
         plan, ragged = stack_plans(plans)
 
         def train(params: Tensor, x: Tensor, y: Tensor, order: Tensor, mask: Tensor) -> Tensor:
             return local_update(
-                self.model, params, x, y, spec, Plan(order, mask), functional=True, ragged=ragged
+                model, params, x, y, spec, Plan(order, mask), functional=True, ragged=ragged
             )
 
         choices = [client.choose(task) for client, task in zip(clients, tasks, strict=True)]

@@ -94,11 +94,20 @@ def with_lateness(fleet: Fleet, devices: Iterable[int], lateness: Lateness) -> F
     return replace(fleet, late=late)
 
 
+def task_seconds(
+    profiles: Sequence[DeviceProfile], examples_per_device: Sequence[int], size: int
+) -> list[float]:
+    """What one task with a model of `size` bytes takes each device, luck and lateness left out."""
+    return [
+        p.download_seconds(size) + p.compute_seconds(examples) + p.upload_seconds(size)
+        for p, examples in zip(profiles, examples_per_device, strict=True)
+    ]
+
+
 def epoch_seconds(
     profiles: Sequence[DeviceProfile],
     examples_per_device: Sequence[int],
-    bytes_down: int,
-    bytes_up: int,
+    size: int,
     quorum: float = 0.7,
 ) -> float:
     """The nominal epoch: by then a quorum of the devices with data have done one task.
@@ -108,13 +117,8 @@ def epoch_seconds(
     """
     if not 0 < quorum <= 1:
         raise BadInput(f"quorum = {quorum}: allowed is above 0, at most 1")
-    times = sorted(
-        profile.download_seconds(bytes_down)
-        + profile.compute_seconds(examples)
-        + profile.upload_seconds(bytes_up)
-        for profile, examples in zip(profiles, examples_per_device, strict=True)
-        if examples > 0
-    )
+    each = task_seconds(profiles, examples_per_device, size)
+    times = sorted(t for t, n in zip(each, examples_per_device, strict=True) if n > 0)
     if not times:
         raise BadInput("no device has any data: an epoch needs at least one that does")
     # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.

@@ -8,16 +8,29 @@ from typing import Literal
 from latecomer.core.strategy import AtOnce, Mix, Strategy
 from latecomer.strategies.options import CountOrOff, NotNegative, Share
 from latecomer.strategies.recipe import recipe
-from latecomer.strategies.weighting import Decay, by_staleness, constant, hinge, polynomial
+from latecomer.strategies.weighting import (
+    Decay,
+    by_staleness,
+    constant,
+    hinge,
+    polynomial,
+    reciprocal,
+)
 
-DecayName = Literal["constant", "polynomial", "hinge"]
+DecayName = Literal["constant", "polynomial", "hinge", "reciprocal"]
 
 
 def staleness_decay(name: DecayName, p: float, b: float) -> Decay:
-    """s(tau) by name, section 5.2."""
-    if name == "constant":
-        return constant()
-    return polynomial(p) if name == "polynomial" else hinge(p, b)
+    """s(tau) by name, section 5.2 (`reciprocal` is PrivaAsyncFed's)."""
+    match name:
+        case "constant":
+            return constant()
+        case "polynomial":
+            return polynomial(p)
+        case "hinge":
+            return hinge(p, b)
+        case "reciprocal":
+            return reciprocal(p, b)
 
 
 @recipe("fedasync", "mix every update in at once, less the staler it is", "Xie et al. 2019")

@@ -72,4 +72,5 @@ def ifca(clusters: Count = 2) -> Strategy:
         merge=models,
         dispatch=AtRoundStart(models.assign),
         personal=True,
+        needs="which model fits their data best",
     )

@@ -20,7 +20,8 @@ class Recipe:
     """A strategy that can be named in a config; the parameters of `build` are its options.
 
     `pooled` tells that it trains on everybody's data in one place; `punctual` that nobody is late:
-    the oracle for reference.
+    the oracle for reference; `widths` that weak devices carry sub-models unless the config says
+    otherwise; `private` that it is meant for local differential privacy.
     """
 
     name: str
@@ -29,6 +30,8 @@ class Recipe:
     build: Build
     pooled: bool = False
     punctual: bool = False
+    widths: bool = False
+    private: bool = False
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
         """A fresh strategy; a factory that does not give one is the user's to mend."""
@@ -49,12 +52,18 @@ _REGISTERED: dict[str, Recipe] = {}
 
 
 def recipe(
-    name: str, summary: str, paper: str, pooled: bool = False, punctual: bool = False
+    name: str,
+    summary: str,
+    paper: str,
+    pooled: bool = False,
+    punctual: bool = False,
+    widths: bool = False,
+    private: bool = False,
 ) -> Callable[[Build], Build]:
     """Register the decorated factory under `name`. A module in this package is found by itself."""
 
     def register(build: Build) -> Build:
-        _REGISTERED[name] = Recipe(name, summary, paper, build, pooled, punctual)
+        _REGISTERED[name] = Recipe(name, summary, paper, build, pooled, punctual, widths, private)
         return build
 
     return register

@@ -29,6 +29,11 @@ def hinge(p: float, b: float) -> Decay:
     return lambda staleness: 1.0 if staleness <= b else 1.0 / (p * (staleness - b) + 1.0)
 
 
+def reciprocal(a: float, b: float) -> Decay:
+    """s(tau) = 1 up to b, then 1 / (a (tau - b)), never above 1. PrivaAsyncFed, Eq. 16, bounded."""
+    return lambda staleness: 1.0 if a * (staleness - b) <= 1.0 else 1.0 / (a * (staleness - b))
+
+
 def sigmoid(a: float, b: float) -> Decay:
     """s(tau) = 1 / (1 + exp(a (tau - b))). FedDC, section 8.1."""
 

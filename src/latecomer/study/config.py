@@ -113,14 +113,35 @@ class StrategyConfig(BaseModel):
 
 
 class PrivacyConfig(Section):
-    epsilon: float = 0.0
+    """Local differential privacy; epsilon 0 switches it off.
 
-    @field_validator("epsilon")
-    @classmethod
-    def _off(cls, value: float) -> float:
-        if value != 0:
-            raise ValueError("local differential privacy is not in this version, must be 0 (off)")
-        return value
+    mode = "per-step": epsilon and delta of one release; "whole-run": of all releases that a device
+    makes in `tasks` tasks (0: as many as the run's bounds let the average device do).
+    """
+
+    epsilon: float = Field(0.0, ge=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0)
+    mode: Literal["per-step", "whole-run"] = "per-step"
+    where: Literal["step", "update"] = "step"
+    noise: Literal["gaussian", "laplace"] = "gaussian"
+    sampling: Literal["shuffle", "poisson"] = "shuffle"
+    accountant: Literal["pld", "rdp"] = "pld"
+    budget: float = Field(0.0, ge=0)
+    tasks: int = Field(0, ge=0)
+
+
+class SubmodelsConfig(Section):
+    """Which share of the hidden channels devices carry; "auto" leaves it to the strategy.
+
+    level = "declared": by the speed of their hardware, in proportion to `shares`; "measured": by
+    how long their tasks take.
+    """
+
+    level: Literal["auto", "none", "declared", "measured"] = "auto"
+    widths: Annotated[tuple[float, ...], Field(strict=False)] = (1.0, 0.75, 0.5, 0.25)
+    shares: Annotated[tuple[float, ...], Field(strict=False)] = (3.0, 3.0, 2.0, 2.0)
+    slack: float = Field(1.0, gt=0)
 
 
 class ServerConfig(Section):
@@ -164,6 +185,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     strategy: StrategyConfig = StrategyConfig()
+    submodels: SubmodelsConfig = SubmodelsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.server import Server
+from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federation import Examples
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
@@ -51,15 +52,16 @@ class Evaluator:
     @torch.no_grad()
     def on_devices(self, server: Server) -> ClientAccuracy:
         """On every device's own held-back data: one forward pass per model, not per device."""
-        by_lineage: dict[str, list[int]] = {}
+        groups: dict[tuple[str, str], list[int]] = {}
         for device in self._measured:
-            by_lineage.setdefault(server.home(device), []).append(device)
+            key = (server.home(device), name_of(server.carries(device)))
+            groups.setdefault(key, []).append(device)
         found: dict[int, float] = {}
-        for lineage, devices in by_lineage.items():
+        for (lineage, _), devices in groups.items():
             parts = [self.experiment.test_of(d) for d in devices]
-            logits = self._logits(
-                server.store.head_params(lineage), torch.cat([p.x for p in parts])
-            )
+            params, submodel = server.store.head_params(lineage), server.carries(devices[0])
+            x = torch.cat([p.x for p in parts])
+            logits = self._logits(take(params, submodel), x, submodel)
             right = (logits.argmax(1) == torch.cat([p.y for p in parts])).float()
             pieces = torch.split(right, [len(p.y) for p in parts])
             found.update({d: piece.mean().item() for d, piece in zip(devices, pieces, strict=True)})
@@ -77,9 +79,9 @@ class Evaluator:
             outputs = [several(stacked, batch) for batch in torch.split(x, BATCH // MODELS_AT_ONCE)]
             yield from torch.cat(outputs, dim=1)
 
-    def _logits(self, params: Tensor, x: Tensor) -> Tensor:
-        batches = torch.split(x, BATCH)
-        return torch.cat([self.experiment.model.logits(params, batch) for batch in batches])
+    def _logits(self, params: Tensor, x: Tensor, submodel: Submodel | None = None) -> Tensor:
+        network = self.experiment.networks(submodel) or self.experiment.model
+        return torch.cat([network.logits(params, batch) for batch in torch.split(x, BATCH)])
 
 
 def _some(test: Examples, most: int) -> Examples:

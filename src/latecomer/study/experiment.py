@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +15,39 @@ from latecomer.data.federation import Examples, Federation, federate
 from latecomer.data.sources import load
 from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
-from latecomer.device.flat import FlatModel, flat_model
+from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
+from latecomer.device.networks import Networks, build_networks
+from latecomer.device.privacy import Privacy
 from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
-from latecomer.fleet.fleet import OVERRIDES, Fleet, epoch_seconds, make_fleet, with_lateness
+from latecomer.fleet.fleet import (
+    OVERRIDES,
+    Fleet,
+    epoch_seconds,
+    make_fleet,
+    task_seconds,
+    with_lateness,
+)
 from latecomer.fleet.late import choose_late, lateness
+from latecomer.fleet.levels import declared
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.strategies.fitting import Fitting, declared_levels, fitted
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
     Config,
     GammaDelay,
     StopConfig,
     StrategyConfig,
+    SubmodelsConfig,
 )
+from latecomer.study.private import privacy_of, training_spec
 
 # Below this many local steps in a run, compiling the kernel takes longer than it saves.
 WORTH_COMPILING = 30_000
+# The share of devices that must have been heard before any is called slow.
+MEASURED_BY = 0.8
 
 
 class Experiment:
@@ -62,15 +78,19 @@ class Experiment:
             seed=config.seed,
         )
         _check_late_classes(config, self.federation)
-        self.model: FlatModel = flat_model(
+        config = self._with_level(config)
+        self.networks: Networks = build_networks(
             config.model.name,
             self.federation.input_shape,
             self.federation.num_classes,
             config.model.hidden,
+            config.submodels.widths if config.submodels.level != "none" else (),
         )
-        self.spec = TrainSpec(**config.training.model_dump())
+        self.model: FlatModel = self.networks.whole
+        self.spec = training_spec(config)
         self.fleet = self._fleet(config)
         self.config = self._resolved(config, options)
+        self._check_privacy()
         self._check_that_time_passes()
         self._choose_kernel()
 
@@ -86,9 +106,38 @@ class Experiment:
                 f"{self.recipe.name} with training.optimizer = 'adam': inversion through Adam is"
                 " inaccurate; the switch ends it where it does harm, sgd is the better choice"
             )
+        private = self.config.privacy.epsilon > 0
+        if self.recipe.private and not private:
+            yield f"{self.recipe.name} without privacy: privacy.epsilon is 0, nothing is noised"
+        if private and self._strategy().prepare(self.spec).report_loss:
+            yield (
+                f"{self.recipe.name}: the loss that devices would report is not covered by their"
+                " privacy ledger and is not sent; the norm of their updates stands for it"
+            )
 
     def _strategy(self) -> Strategy:
-        return self.recipe.make(self.config.strategy.options)
+        strategy = self.recipe.make(self.config.strategy.options)
+        settings, networks = self.config.submodels, self.networks
+        if settings.level == "declared":
+            return declared_levels(strategy, [networks.submodels[w] for w in self.levels])
+        if settings.level == "measured":
+            widths = {width: networks.submodels[width] for width in settings.widths}
+            # The first to be heard are the fastest: too few of them would make a poor measure.
+            devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
+            heard = ceil(MEASURED_BY * devices)
+            return fitted(strategy, Fitting(widths, networks.works, settings.slack, heard))
+        return strategy
+
+    @cached_property
+    def levels(self) -> list[float]:
+        """The width that each device declares, by its nominal time for the whole model."""
+        settings = self.config.submodels
+        costs = task_seconds(self.fleet.devices, self._passes(), 4 * self.model.layout.size)
+        return declared(costs, settings.widths, settings.shares)
+
+    def privacy(self, examples: int) -> Privacy | None:
+        """How a device with so many examples protects them; None if it does not."""
+        return privacy_of(self.config.privacy, self.spec, examples)
 
     @cached_property
     def epoch_seconds(self) -> float:
@@ -104,7 +153,9 @@ class Experiment:
             else [client.train for client in self.federation.clients]
         )
         return {
-            device: Client(device, self.model, part.x, part.y, self.config.seed)
+            device: Client(
+                device, self.networks, part.x, part.y, self.config.seed, self.privacy(len(part.y))
+            )
             for device, part in enumerate(parts)
             if len(part.y)
         }
@@ -116,7 +167,7 @@ class Experiment:
             self.spec,
             Checks(self.config.server.norm_ratio),
             self.config.seed,
-            networks=lambda submodel: self.model if submodel is None else None,
+            networks=self.networks,
         )
 
     def engine(self, server: Server) -> VirtualEngine:
@@ -164,9 +215,20 @@ class Experiment:
 
     def _epoch_seconds(self, fleet: Fleet) -> float:
         size = 4 * self.model.layout.size
+        return epoch_seconds(fleet.devices, self._passes(), size)
+
+    def _passes(self) -> list[int]:
+        """How many examples each device passes through in a task."""
         sizes = [len(client.train.y) for client in self.federation.clients]
-        passes = [n * self.spec.local_epochs for n in sizes]
-        return epoch_seconds(fleet.devices, passes, size, size)
+        return [n * self.spec.local_epochs for n in sizes]
+
+    def _with_level(self, config: Config) -> Config:
+        """The config with the level of sub-models that the strategy is meant for filled in."""
+        settings: SubmodelsConfig = config.submodels
+        if settings.level != "auto":
+            return config
+        level = "declared" if self.recipe.widths else "none"
+        return config.model_copy(update={"submodels": settings.model_copy(update={"level": level})})
 
     def _resolved(self, config: Config, options: dict[str, object]) -> Config:
         """The config with every default that depends on other values filled in."""
@@ -178,6 +240,9 @@ class Experiment:
             every = 1  # one update passes over everybody's data
         elif not every:
             every = max(1, stop.updates // 50 if stop.updates else devices)
+        privacy = config.privacy
+        if privacy.epsilon and privacy.mode == "whole-run" and not privacy.tasks:
+            privacy = privacy.model_copy(update={"tasks": self._planned_tasks(stop)})
         # Whole paths: a run may be resumed from another folder.
         fleet = {"devices": devices, "path": _whole(config.fleet.path)}
         return config.model_copy(
@@ -186,9 +251,32 @@ class Experiment:
                 "fleet": config.fleet.model_copy(update=fleet),
                 "strategy": StrategyConfig(name=config.strategy.name, **options),
                 "stop": stop,
+                "privacy": privacy,
                 "evaluate": config.evaluate.model_copy(update={"every": every}),
             }
         )
+
+    def _planned_tasks(self, stop: StopConfig) -> int:
+        """How many tasks the average device does until the nearest bound."""
+        devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
+        seconds = self._epoch_seconds(self.fleet)
+        bounds = [stop.updates / devices, float(stop.epochs)]
+        bounds.append(stop.virtual_seconds / seconds if seconds else 0.0)
+        return max(1, ceil(min(bound for bound in bounds if bound)))
+
+    def _check_privacy(self) -> None:
+        if not self.config.privacy.epsilon:
+            return
+        if needs := self._strategy().needs:
+            raise BadInput(
+                f"strategy {self.recipe.name!r} needs to hear from devices {needs}, which no"
+                " privacy ledger covers; set privacy.epsilon = 0 or choose another strategy"
+            )
+        if self.recipe.pooled:
+            raise BadInput(
+                f"strategy {self.recipe.name!r} gathers everybody's data in one place:"
+                " local privacy has no meaning there; set privacy.epsilon = 0"
+            )
 
     def _check_that_time_passes(self) -> None:
         stop, pooled = self.config.stop, self.recipe.pooled
@@ -212,20 +300,26 @@ class Experiment:
                 kernel, why = "compiled", "a plain network and much to do"
             elif len(self.clients) == 1:
                 kernel, why = "plain", "a single device"
+            elif self.config.privacy.epsilon:
+                kernel, why = "plain", "devices with a ledger do their tasks one by one"
             elif self._strategy().prepare(self.spec).remembers:
                 kernel, why = "plain", "devices with a memory do their tasks one by one"
             elif self.vmap_trouble:
                 kernel, why = "plain", self.vmap_trouble
             else:
                 kernel, why = "batched", compiled if isinstance(compiled, str) else "little to do"
-        if kernel == "compiled" and not isinstance(compiled, str):
-            self.model.kernel = compiled
+        if kernel == "compiled":
+            for model in self.networks.models:
+                found = compiled_kernel(model)
+                model.kernel = None if isinstance(found, str) else found
         self.kernel_choice = f"{kernel} ({why})"
         chosen = self.config.engine.model_copy(update={"kernel": kernel})
         self.config = self.config.model_copy(update={"engine": chosen})
 
     def _compiled_kernel(self) -> CompiledKernel | str:
         """The kernel, if it covers what this strategy has its devices do; else the reason."""
+        if self.config.privacy.epsilon:
+            return "noise in every step needs the plain one"
         found = compiled_kernel(self.model)
         spec = self._strategy().prepare(self.spec)
         if isinstance(found, CompiledKernel) and not found.covers(spec):
@@ -255,7 +349,7 @@ class Experiment:
             return OneByOne(self.clients)
         examples = max(client.num_examples for client in self.clients.values())
         size = batch_size(self.model, self.spec, examples, self.config.engine.memory_mb)
-        return Batched(self.clients, self.model, size)
+        return Batched(self.clients, size)
 
     def _one_machine(self) -> Fleet:
         """Where pooled data are trained on: as fast as the fleet's median device, no network."""

@@ -130,6 +130,8 @@ class _Run:
         self.staleness = {"count": 0, "sum": 0, "max": 0}
         self.lost = {"refusal": 0, "drop": 0}
         self.repairs: dict[str, Any] = {"count": 0, "seconds": 0.0, "switched_at": None}
+        self.spent: dict[int, float] = {}  # device -> epsilon, by its own ledger
+        self.counts = {"split": 0, "merge": 0, "broadcast": 0, "retire": 0}
         self.last: Scores | None = None
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
@@ -221,6 +223,10 @@ class _Run:
             self.lost[note.kind] += 1
             self.losses += 1
             self.last_loss = note.fields["reason"]
+        if note.kind in self.counts:
+            self.counts[note.kind] += 1
+        if "epsilon" in note.fields:
+            self.spent[note.fields["device"]] = note.fields["epsilon"]
         if note.kind == "compensation":
             self.repairs["count"] += note.fields.get("gamma", 1.0) > 0
             self.repairs["seconds"] += note.fields.get("seconds", 0.0)
@@ -248,6 +254,8 @@ class _Run:
             "staleness": dict(self.staleness),
             "lost": dict(self.lost),
             "repairs": dict(self.repairs),
+            "spent": dict(self.spent),
+            "counts": dict(self.counts),
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -278,6 +286,7 @@ class _Run:
         self.wall_before = state["wall"]
         self.staleness, self.lost = dict(state["staleness"]), dict(state["lost"])
         self.repairs = dict(state["repairs"])
+        self.spent, self.counts = dict(state["spent"]), dict(state["counts"])
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -326,9 +335,9 @@ class _Run:
                 "max": stale["max"],
             },
             "bytes": self._bytes(),
-            "epsilon": None,
+            "epsilon": self._epsilon(),
             "compensation": dict(self.repairs) if self._repairs_updates() else None,
-            "clusters": None,
+            "clusters": self._clusters(),
             "client_accuracy": {
                 "mean": own.mean,
                 "worst": own.worst,
@@ -347,6 +356,28 @@ class _Run:
         engine = self.engine
         found = {"up": engine.bytes_up, "down": engine.bytes_down}
         return {**found, "saved": engine.bytes_saved} if engine.bytes_saved else found
+
+    def _epsilon(self) -> dict[str, float] | None:
+        """What the devices have spent by their ledgers; one that has released nothing spent 0."""
+        if not self.config.privacy.epsilon:
+            return None
+        values = [self.spent.get(device, 0.0) for device in self.experiment.clients]
+        return {
+            "mean": sum(values) / len(values),
+            "max": max(values),
+            "retired": self.counts["retire"],
+        }
+
+    def _clusters(self) -> dict[str, int] | None:
+        if not self.server.strategy.personal:
+            return None
+        homes = {self.server.home(device) for device in self.experiment.clients}
+        return {
+            "final": len(homes),
+            "splits": self.counts["split"],
+            "merges": self.counts["merge"],
+            "broadcasts": self.counts["broadcast"],
+        }
 
     def _repairs_updates(self) -> bool:
         return isinstance(self.server.strategy.compensate, Finishes)

@@ -1,0 +1,101 @@
+"""One network in several widths: what devices of unequal strength train."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from latecomer.core.params import Layout
+from latecomer.core.submodel import Submodel, name_of, prefix
+from latecomer.device.flat import FlatModel, flat_model
+from latecomer.errors import BadInput
+
+
+class Networks:
+    """The whole network and, by width, narrower ones whose parameters are corners of its own.
+
+    Called with a sub-model, it gives the network of that name, None for a name it does not know.
+    Widths that come to the same layers share one sub-model. `submodels` goes from wide to narrow.
+    """
+
+    def __init__(
+        self,
+        whole: FlatModel,
+        narrower: Mapping[float, FlatModel] | None = None,
+        label: str = "model",
+    ) -> None:
+        self.whole = whole
+        self.submodels: dict[float, Submodel | None] = {1.0: None}
+        self._models = {"": whole}
+        shared: dict[Layout, Submodel] = {}
+        for width, model in sorted((narrower or {}).items(), reverse=True):
+            if model.layout not in shared:
+                shared[model.layout] = self._part(width, model, f"{label} at width {width:g}")
+                self._models[f"width-{width:g}"] = model
+            self.submodels[width] = shared[model.layout]
+
+    def _part(self, width: float, model: FlatModel, label: str) -> Submodel:
+        if model.layout == self.whole.layout:
+            raise BadInput(f"{label}: nothing is pruned; it needs hidden layers that width narrows")
+        try:
+            return prefix(self.whole.layout, model.layout, f"width-{width:g}")
+        except BadInput as error:
+            raise BadInput(f"{label}: {error}") from None
+
+    def __call__(self, submodel: Submodel | None) -> FlatModel | None:
+        return self._models.get(name_of(submodel))
+
+    @property
+    def models(self) -> tuple[FlatModel, ...]:
+        """All of them, each once, the whole network first."""
+        return tuple(self._models.values())
+
+    def work(self, submodel: Submodel | None) -> float:
+        """Floating-point work of training on an example, relative to the whole network."""
+        return 1.0 if submodel is None else self.works[submodel.name]
+
+    @cached_property
+    def works(self) -> dict[str, float]:
+        """`work` by the name of the sub-model; that of the whole network is empty."""
+        counts = {name: _operations(model) for name, model in self._models.items()}
+        if not counts[""]:  # nothing but elementwise operations, which are not counted
+            counts = {name: model.layout.size for name, model in self._models.items()}
+        return {name: count / counts[""] for name, count in counts.items()}
+
+
+def build_networks(
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    hidden: Sequence[int],
+    widths: Sequence[float],
+) -> Networks:
+    """The model called `name` in every width of the table; the whole is always among them."""
+    whole = flat_model(name, input_shape, num_classes, hidden)
+    narrower = {}
+    for width in _checked(widths):
+        try:
+            narrower[width] = flat_model(name, input_shape, num_classes, hidden, width)
+        except BadInput as error:
+            raise BadInput(f"at width {width:g}: {error}") from error
+    return Networks(whole, narrower, f"model '{name}'")
+
+
+def _checked(widths: Sequence[float]) -> list[float]:
+    """The widths below 1."""
+    names = [f"{width:g}" for width in widths]
+    for width, name in zip(widths, names, strict=True):
+        if not 0 < width <= 1:
+            raise BadInput(f"model width {name}: must be above 0 and at most 1")
+        if names.count(name) > 1:
+            raise BadInput(f"model widths {', '.join(names)}: {name} is there more than once")
+    return [float(width) for width in widths if width != 1]
+
+
+def _operations(model: FlatModel) -> int:
+    """Of one forward pass; the backward pass is in proportion to it."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.module(torch.zeros(1, *model.input_shape))
+    return int(counter.get_total_flops())

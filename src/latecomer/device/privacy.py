@@ -1,0 +1,216 @@
+"""Local differential privacy: what is clipped, how much noise covers it, what is charged for it.
+
+Cheng, Xue and Zhu (PrivaAsyncFed), section III.C, with the composition that it leaves out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, log, sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from latecomer.core.messages import TrainSpec
+from latecomer.device.ledger import Accountant, Kind, Ledger, Release
+from latecomer.device.training import Hook, Plan, _mixed, plan_batches
+from latecomer.errors import BadInput
+
+NOISE_STREAM = 2  # beside BATCH_STREAM
+MOST = 1e9  # an epsilon that promises nothing
+
+Where = Literal["step", "update"]
+Sampling = Literal["shuffle", "poisson"]
+
+
+def per_release_multiplier(epsilon: float, delta: float, kind: Kind = "gaussian") -> float:
+    """The multiplier printed for one release of (epsilon, delta); Laplace needs no delta.
+
+    For Gaussian noise the formula is proven for epsilon up to 1 only; the ledger knows better.
+    """
+    if not epsilon > 0:
+        raise BadInput(f"epsilon = {epsilon}: allowed is above 0")
+    return (sqrt(2 * log(1.25 / delta)) if kind == "gaussian" else 1.0) / epsilon  # Eq. 25
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How a device protects its data, and what every task is charged for it.
+
+    where = "step": one example is protected. Gradients of single examples are clipped, which the
+    task's spec must ask for (`clip`, in the norm `norm`), and every averaged one is noised.
+    where = "update": all data of the device are protected together, however it trains. The
+    finished delta is clipped and noised once.
+
+    sampling = "shuffle": a neighbour has one example replaced. Each is in one batch of a pass, so
+    that a pass over the data is one release: its other steps only process what is noisy already.
+    sampling = "poisson": a neighbour has one example made void, of gradient zero; the number of
+    examples is public. Each step draws every example by itself, and is a release of its own.
+
+    `budget` is the epsilon that a device may spend at `delta`, 0 for any.
+    """
+
+    kind: Kind
+    multiplier: float
+    clip: float
+    delta: float
+    where: Where = "step"
+    sampling: Sampling = "shuffle"
+    budget: float = 0.0
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip < inf:
+            raise BadInput(f"privacy.clip = {self.clip}: allowed is above 0, finite")
+        if not 0 <= self.multiplier < inf:
+            raise BadInput(f"noise multiplier = {self.multiplier}: allowed is 0 or more, finite")
+        if not 0 < self.delta < 1:
+            raise BadInput(f"privacy.delta = {self.delta}: allowed is above 0 and below 1")
+        if not self.budget >= 0:
+            raise BadInput(f"privacy.budget = {self.budget}: allowed is 0 (none) or more")
+        if self.where == "update" and self.sampling == "poisson":
+            raise BadInput("sampling = 'poisson' gains nothing with where = 'update': use shuffle")
+
+    @property
+    def norm(self) -> int:
+        """The norm in which gradients or deltas are clipped."""
+        return 1 if self.kind == "laplace" else 2
+
+    def release(self, n: int, spec: TrainSpec) -> Release:
+        """What a device with n examples is charged for, `releases` times per task."""
+        rate = _expected(n, spec) / n if self.sampling == "poisson" else 1.0
+        return Release(self.kind, self.multiplier, rate)
+
+    def releases(self, n: int, spec: TrainSpec) -> int:
+        """How many releases one task makes."""
+        if self.where == "update":
+            return 1
+        return _steps(n, spec) if self.sampling == "poisson" else spec.local_epochs
+
+    def may_release(self, ledger: Ledger, n: int, spec: TrainSpec) -> bool:
+        """Whether one more task fits the budget."""
+        if not self.budget:
+            return True
+        release, count = self.release(n, spec), self.releases(n, spec)
+        return ledger.affords(release, count, self.budget, self.delta, self.accountant)
+
+    def enforced(self, spec: TrainSpec) -> TrainSpec:
+        """The training program with this device's own bound, whatever the task asks for."""
+        if self.where == "update":
+            return spec
+        return replace(spec, clip=self.clip, clip_norm=self.norm)
+
+    def epsilon(self, ledger: Ledger) -> float:
+        """What has been spent, as it is told: a number, however little noise there was."""
+        return min(ledger.epsilon(self.delta, self.accountant), MOST)
+
+    def charge(self, ledger: Ledger, n: int, spec: TrainSpec) -> None:
+        """Put one task on the ledger."""
+        ledger.charge(self.release(n, spec), self.releases(n, spec))
+
+    def plan(self, n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
+        """The mini-batches of a task."""
+        return (poisson_plan if self.sampling == "poisson" else plan_batches)(n, spec, rng)
+
+    def on_gradient(
+        self, sizes: Sequence[int], n: int, spec: TrainSpec, rng: torch.Generator
+    ) -> Hook | None:
+        """The hook of `local_update` that noises each step's gradient; None if none is noised.
+
+        `sizes` are the numbers of real examples of the plan's steps. It draws from `rng` as the
+        steps come: one hook serves one run of the task.
+        """
+        if self.where == "update":
+            return None
+        scales = self.scales(sizes, n, spec)
+
+        def noised(gradient: Tensor, step: int) -> Tensor:
+            if self.sampling == "poisson":
+                # From the mean of those drawn to their sum over the expected number, which no
+                # example can change.
+                share = sizes[step] / _expected(n, spec)
+                gradient = gradient * share if share else torch.zeros_like(gradient)
+            if not scales[step]:
+                return gradient
+            return gradient + scales[step] * unit_noise(self.kind, gradient, rng)
+
+        return noised
+
+    def scales(self, sizes: Sequence[int], n: int, spec: TrainSpec) -> list[float]:
+        """What `unit_noise` is multiplied with in each step; 0 for the padding of a shuffled plan.
+
+        Over the learning rate, 2C/|D| for one batch of everything. Eqs. 21-24.
+        """
+        if self.sampling == "poisson":
+            return [self.multiplier * self.clip / _expected(n, spec)] * len(sizes)
+        return [self.multiplier * 2 * self.clip / b if b else 0.0 for b in sizes]  # Eq. 23
+
+    def noised_update(self, delta: Tensor, rng: torch.Generator) -> Tensor:
+        """The delta that may leave the device; as it is if its steps were noised."""
+        if self.where == "step":
+            return delta
+        size = vector_norm(delta, ord=self.norm).item()
+        # A delta that is not finite would show through the noise.
+        bounded = delta * min(1.0, self.clip / max(size, 1e-30)) if isfinite(size) else 0.0
+        return unit_noise(self.kind, delta, rng) * (self.multiplier * 2 * self.clip) + bounded
+
+    def noise_std(self, n: int, sizes: Sequence[int], spec: TrainSpec) -> float:
+        """The standard deviation of the noise in a coordinate of the delta that was trained.
+
+        What noise does to later gradients, and weight decay and the proximal pull to noise, are
+        ignored. Adam divides the noise by what it made of the gradients: 0.0, unknown.
+        """
+        unit = sqrt(2.0) if self.kind == "laplace" else 1.0
+        if self.where == "update":
+            return unit * self.multiplier * 2 * self.clip
+        if spec.optimizer != "sgd":
+            return 0.0
+        total = repeated = 0.0
+        for scale in filter(None, reversed(self.scales(sizes, n, spec))):
+            repeated = 1 + spec.momentum * repeated  # how often momentum says it from here on
+            total += (scale * repeated) ** 2
+        return unit * spec.lr * spec.lr_scale * sqrt(total)
+
+
+def noise_rng(seed: int, device: int, number: int) -> torch.Generator:
+    """The noise of one task, apart from its batches.
+
+    Whoever knows the seed can take the noise away: outside a simulation it must be the device's
+    own secret.
+    """
+    return torch.Generator().manual_seed(_mixed(seed, NOISE_STREAM, device, number))
+
+
+def unit_noise(kind: Kind, like: Tensor, rng: torch.Generator) -> Tensor:
+    """Noise of scale 1 in the shape of `like`: its standard deviation, or Laplace's scale."""
+    if kind == "gaussian":
+        return torch.empty_like(like).normal_(generator=rng)
+    # The difference of two exponentials is Laplace's, and never infinite as a logarithm may be.
+    draw = torch.empty_like(like).exponential_(generator=rng)
+    return draw - torch.empty_like(like).exponential_(generator=rng)
+
+
+def poisson_plan(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
+    """As many steps as shuffled passes have, each example in each step by a draw of its own.
+
+    The draws have the rate at which the batches have `batch_size` examples on average.
+    """
+    if n < 1:
+        raise BadInput("a device needs at least one example to train on")
+    draws = torch.rand(_steps(n, spec), n, dtype=torch.float64, generator=rng)
+    chosen = draws < _expected(n, spec) / n
+    sizes = chosen.sum(1, keepdim=True)
+    width = max(1, int(sizes.max()))
+    mask = torch.arange(width) < sizes
+    order = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+    return Plan(order * mask, mask.float())
+
+
+def _expected(n: int, spec: TrainSpec) -> int:
+    """The average size of a sampled batch, and the width of a shuffled one."""
+    return min(spec.batch_size, n)
+
+
+def _steps(n: int, spec: TrainSpec) -> int:
+    return spec.local_epochs * -(-n // _expected(n, spec))

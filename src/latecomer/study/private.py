@@ -1,0 +1,49 @@
+"""From the config's `privacy` to what a device does about it."""
+
+from dataclasses import replace
+
+from latecomer.core.messages import TrainSpec
+from latecomer.device.ledger import multiplier_for
+from latecomer.device.privacy import Privacy, per_release_multiplier
+from latecomer.errors import BadInput
+from latecomer.study.config import Config, PrivacyConfig
+
+
+def training_spec(config: Config) -> TrainSpec:
+    """The training program of the config; with privacy in every step its gradients are clipped."""
+    spec, privacy = TrainSpec(**config.training.model_dump()), config.privacy
+    if not privacy.epsilon or privacy.where == "update":
+        return spec
+    if spec.clip:
+        raise BadInput(
+            f"training.clip = {spec.clip:g}: with privacy.epsilon the bound is privacy.clip"
+            " (0 is the only value allowed here)"
+        )
+    return replace(spec, clip=privacy.clip, clip_norm=1 if privacy.noise == "laplace" else 2)
+
+
+def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Privacy | None:
+    """How a device with so many examples protects them; None if privacy is off."""
+    if not settings.epsilon:
+        return None
+    made = Privacy(
+        kind=settings.noise,
+        multiplier=per_release_multiplier(settings.epsilon, settings.delta, settings.noise),
+        clip=settings.clip,
+        delta=settings.delta,
+        where=settings.where,
+        sampling=settings.sampling,
+        budget=settings.budget,
+        accountant=settings.accountant,
+    )
+    if settings.mode == "per-step":
+        return made
+    multiplier = multiplier_for(
+        settings.epsilon,
+        settings.delta,
+        settings.noise,
+        made.release(examples, spec).rate,
+        settings.tasks * made.releases(examples, spec),
+        settings.accountant,
+    )
+    return replace(made, multiplier=multiplier, budget=settings.budget or settings.epsilon)
