@@ -37,7 +37,7 @@ def clients_and_model():
 
 
 def trainer_of(size):
-    clients, model = clients_and_model()
+    clients, _ = clients_and_model()
     return OneByOne(clients) if size == 0 else Batched(clients, size)
 
 

@@ -22,6 +22,7 @@ MOST = 1e9  # an epsilon that promises nothing
 
 Where = Literal["step", "update"]
 Sampling = Literal["shuffle", "poisson"]
+Denominator = Literal["batch", "dataset"]
 
 
 def per_release_multiplier(epsilon: float, delta: float, kind: Kind = "gaussian") -> float:
@@ -48,6 +49,10 @@ class Privacy:
     sampling = "poisson": a neighbour has one example made void, of gradient zero; the number of
     examples is public. Each step draws every example by itself, and is a release of its own.
 
+    `denominator` is what the noise of a step is divided by: "batch", as its sensitivity is, or
+    "dataset", as the paper prints Delta f. The latter is too little for batches that are not
+    everything, and the ledger says so.
+
     `budget` is the epsilon that a device may spend at `delta`, 0 for any.
     """
 
@@ -57,6 +62,7 @@ class Privacy:
     delta: float
     where: Where = "step"
     sampling: Sampling = "shuffle"
+    denominator: Denominator = "batch"
     budget: float = 0.0
     accountant: Accountant = "pld"
 
@@ -69,6 +75,10 @@ class Privacy:
             raise BadInput(f"privacy.delta = {self.delta}: allowed is above 0 and below 1")
         if not self.budget >= 0:
             raise BadInput(f"privacy.budget = {self.budget}: allowed is 0 (none) or more")
+        if self.denominator == "dataset" and (self.where, self.sampling) != ("step", "shuffle"):
+            raise BadInput(
+                "privacy.denominator = 'dataset' is for where = 'step' with sampling = 'shuffle'"
+            )
         if self.where == "update" and self.sampling == "poisson":
             raise BadInput("sampling = 'poisson' gains nothing with where = 'update': use shuffle")
 
@@ -79,8 +89,13 @@ class Privacy:
 
     def release(self, n: int, spec: TrainSpec) -> Release:
         """What a device with n examples is charged for, `releases` times per task."""
-        rate = _expected(n, spec) / n if self.sampling == "poisson" else 1.0
-        return Release(self.kind, self.multiplier, rate)
+        if self.sampling == "poisson":
+            return Release(self.kind, self.multiplier, _expected(n, spec) / n)
+        if self.where == "step" and self.denominator == "dataset":
+            # Against the true sensitivity, in the smallest batch that an example may be in.
+            width = _expected(n, spec)
+            return Release(self.kind, self.multiplier * (n % width or width) / n)
+        return Release(self.kind, self.multiplier)
 
     def releases(self, n: int, spec: TrainSpec) -> int:
         """How many releases one task makes."""
@@ -144,7 +159,12 @@ class Privacy:
         """
         if self.sampling == "poisson":
             return [self.multiplier * self.clip / _expected(n, spec)] * len(sizes)
-        return [self.multiplier * 2 * self.clip / b if b else 0.0 for b in sizes]  # Eq. 23
+        return [
+            self.multiplier * 2 * self.clip / (n if self.denominator == "dataset" else b)  # Eq. 23
+            if b
+            else 0.0
+            for b in sizes
+        ]
 
     def noised_update(self, delta: Tensor, rng: torch.Generator) -> Tensor:
         """The delta that may leave the device; as it is if its steps were noised."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.messages import TrainSpec
+from latecomer.device.clipping import clipped_sum, layers_of
 from latecomer.device.flat import FlatModel
 from latecomer.device.optimizers import Memory, rule_named, start
 from latecomer.errors import BadInput
@@ -167,7 +168,27 @@ def _gradient_function(
         return mean_loss(model.logits(_join(whole, moving, span), x), y, weights)
 
     if spec.clip > 0:
-        return lambda moving, x, y, weights: _clipped(loss_at, moving, x, y, weights, spec)
+
+        def clipped_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+            return _clipped(loss_at, moving, x, y, weights, spec)
+
+        layers = (
+            None
+            if functional or spec.last_layer_only
+            else layers_of(model.module, model.bind(whole))
+        )
+        if layers is None:
+            return clipped_at
+
+        def at_once(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+            total = (
+                clipped_sum(model.module, layers, x, y, spec)
+                if weights is None and len(x)
+                else None
+            )
+            return clipped_at(moving, x, y, weights) if total is None else total / len(x)
+
+        return at_once
     if functional:
         return torch.func.grad(loss_at)
 

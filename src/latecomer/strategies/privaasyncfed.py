@@ -1,4 +1,4 @@
-"""Cheng, Xue, Zhu, Privacy-Preserving Asynchronous FL for Heterogeneous IoT Devices (PrivaAsyncFed).
+"""Cheng, Xue, Zhu, Privacy-Preserving Asynchronous FL for Heterogeneous IoT Devices.
 
 Every update is mixed in as it arrives, on the coordinates that its device carries (Eqs. 12-14),
 with alpha = beta * S(tau) (Eqs. 15, 16). Who carries how much is the config's `submodels`, the

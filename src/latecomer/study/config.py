@@ -126,6 +126,7 @@ class PrivacyConfig(Section):
     where: Literal["step", "update"] = "step"
     noise: Literal["gaussian", "laplace"] = "gaussian"
     sampling: Literal["shuffle", "poisson"] = "shuffle"
+    denominator: Literal["batch", "dataset"] = "batch"
     accountant: Literal["pld", "rdp"] = "pld"
     budget: float = Field(0.0, ge=0)
     tasks: int = Field(0, ge=0)

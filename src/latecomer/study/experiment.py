@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from latecomer.core.checks import Checks
-from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.core.strategy import Finishes, Strategy
 from latecomer.data.federation import Examples, Federation, federate

@@ -33,17 +33,21 @@ def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Priva
         delta=settings.delta,
         where=settings.where,
         sampling=settings.sampling,
+        denominator=settings.denominator,
         budget=settings.budget,
         accountant=settings.accountant,
     )
     if settings.mode == "per-step":
         return made
-    multiplier = multiplier_for(
+    one = made.release(examples, spec)
+    needed = multiplier_for(
         settings.epsilon,
         settings.delta,
         settings.noise,
-        made.release(examples, spec).rate,
+        one.rate,
         settings.tasks * made.releases(examples, spec),
         settings.accountant,
     )
+    # What is charged may be less than the noise that is printed on the tin.
+    multiplier = needed * made.multiplier / one.multiplier
     return replace(made, multiplier=multiplier, budget=settings.budget or settings.epsilon)
