@@ -131,7 +131,9 @@ class Client:
         network = self.network(task.submodel)
         hook = privacy.on_gradient(sizes, n, spec, noise)
         trained = local_update(network, task.params, self.x, self.y, spec, plan, hook)
-        delta = privacy.noised_update(trained.sub_(task.params), noise)
+        delta = trained.sub_(task.params)
+        trained_part = network.head if spec.last_layer_only else slice(None)
+        delta[trained_part] = privacy.noised_update(delta[trained_part], noise)
         # Charged even if it is not sent: that it is not tells something, too.
         privacy.charge(ledger, n, spec)
         memory[LEDGER] = ledger.to_tensor()

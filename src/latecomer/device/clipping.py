@@ -33,7 +33,7 @@ class Product:
         return total if self.layer.bias is None else total + _power(self.back.sum(2), order)
 
     def sums(self, factors: Tensor) -> list[Tensor]:
-        """Over the examples, each times its factor: of the weight, and of a bias if there is one."""
+        """Over the examples, each times its factor: of the weight, and of a bias if it has one."""
         if self._each is not None:
             weight = factors @ self._each.flatten(1)
         else:
@@ -100,6 +100,9 @@ def clipped_sum(
         )
     total = torch.stack([product.norms(spec.clip_norm) for product in products]).sum(0)
     norms = total if spec.clip_norm == 1 else total.sqrt()
+    if not (usable := norms.isfinite()).all():
+        # One that overflows must not show in the sum, or it would be told un-noised.
+        return clipped_sum(module, layers, x[usable], y[usable], spec)
     factors = (spec.clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     pieces = [piece for product in products for piece in product.sums(factors)]
     return torch.cat([piece.reshape(-1) for piece in pieces])

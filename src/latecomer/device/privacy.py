@@ -14,7 +14,7 @@ from torch.linalg import vector_norm
 
 from latecomer.core.messages import TrainSpec
 from latecomer.device.ledger import Accountant, Kind, Ledger, Release
-from latecomer.device.training import Hook, Plan, _mixed, plan_batches
+from latecomer.device.training import Hook, Plan, mixed, plan_batches
 from latecomer.errors import BadInput
 
 NOISE_STREAM = 2  # beside BATCH_STREAM
@@ -199,7 +199,7 @@ def noise_rng(seed: int, device: int, number: int) -> torch.Generator:
     Whoever knows the seed can take the noise away: outside a simulation it must be the device's
     own secret.
     """
-    return torch.Generator().manual_seed(_mixed(seed, NOISE_STREAM, device, number))
+    return torch.Generator().manual_seed(mixed(seed, NOISE_STREAM, device, number))
 
 
 def unit_noise(kind: Kind, like: Tensor, rng: torch.Generator) -> Tensor:

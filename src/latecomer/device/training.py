@@ -36,10 +36,10 @@ class Plan(NamedTuple):
 
 def task_rng(seed: int, device: int, number: int) -> torch.Generator:
     """The random stream of one task, whenever and wherever it is executed."""
-    return torch.Generator().manual_seed(_mixed(seed, BATCH_STREAM, device, number))
+    return torch.Generator().manual_seed(mixed(seed, BATCH_STREAM, device, number))
 
 
-def _mixed(*parts: int) -> int:
+def mixed(*parts: int) -> int:
     """One number that every bit of every part has stirred. Steele et al. 2014, SplitMix64."""
     state = 0
     for part in parts:
@@ -224,6 +224,10 @@ def _clipped(
             moving, x[part], y[part]
         )
         norms = torch.linalg.vector_norm(gradients, spec.clip_norm, dim=1)
+        # One that overflows must not show in the sum, or it would be told un-noised.
+        usable = norms.isfinite()
+        gradients = torch.where(usable.unsqueeze(1), gradients, 0.0)
+        norms = torch.where(usable, norms, 1.0)
         factors = (spec.clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
         total = total + (weights[part] * factors) @ gradients
     return total / _count(weights)

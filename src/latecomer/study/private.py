@@ -49,5 +49,5 @@ def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Priva
         settings.accountant,
     )
     # What is charged may be less than the noise that is printed on the tin.
-    multiplier = needed * made.multiplier / one.multiplier
+    multiplier = needed * (made.multiplier / one.multiplier)
     return replace(made, multiplier=multiplier, budget=settings.budget or settings.epsilon)

@@ -1,0 +1,274 @@
+"""The ledger against dp_accounting's own composition, closed forms and hand-worked numbers."""
+
+import subprocess
+import sys
+from math import exp, inf, log, log1p, sqrt
+from statistics import NormalDist
+
+import dp_accounting as dp
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latecomer.device.ledger import KINDS, Ledger, Release, multiplier_for, spent
+from latecomer.errors import BadInput
+
+DELTA = 1e-5
+NOMINAL = sqrt(2 * log(1.25 / DELTA))  # Eq. 25 with epsilon = 1
+SAMPLED = Release("gaussian", 1.2, 0.2)
+
+
+def alone(release: Release, count: int = 1, delta: float = DELTA, accountant="pld") -> float:
+    return spent(((release, count),), delta, accountant)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "releases", "epsilon", "tolerance"),
+    [
+        ("pld", 40, 5.98, 0.01),
+        ("pld", 200, 16.1, 0.05),
+        ("rdp", 40, 6.44, 0.01),
+        ("rdp", 200, 17.2, 0.05),
+    ],
+)
+def test_what_nominal_epsilon_1_truly_is(
+    accountant: str, releases: int, epsilon: float, tolerance: float
+) -> None:
+    ledger = Ledger()
+    for _ in range(releases):
+        ledger.charge(Release("gaussian", NOMINAL))
+    assert ledger.epsilon(DELTA, accountant) == pytest.approx(epsilon, abs=tolerance)
+
+
+GAUSSIANS = [
+    dp.SelfComposedDpEvent(dp.GaussianDpEvent(4.0), 7),
+    dp.GaussianDpEvent(2.0),
+    dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(1.2)), 10),
+]
+HISTORY = [(Release("gaussian", 4.0), 7), (Release("gaussian", 2.0), 1), (SAMPLED, 10)]
+LAPLACE = (Release("laplace", 3.0), 2)
+
+
+def test_a_mixed_history_costs_what_dp_accounting_says() -> None:
+    events = [*GAUSSIANS, dp.SelfComposedDpEvent(dp.LaplaceDpEvent(3.0), 2)]
+    ledger = Ledger([*HISTORY, LAPLACE])
+    by_rdp = RdpAccountant().compose(dp.ComposedDpEvent(events)).get_epsilon(DELTA)
+    assert ledger.epsilon(DELTA, "rdp") == pytest.approx(by_rdp, rel=1e-9)
+
+    events.append(dp.PoissonSampledDpEvent(0.5, dp.LaplaceDpEvent(2.5)))
+    ledger.charge(Release("laplace", 2.5, 0.5))
+    by_pld = PLDAccountant().compose(dp.ComposedDpEvent(events)).get_epsilon(DELTA)
+    found = ledger.epsilon(DELTA, "pld")
+    assert by_pld <= found <= by_pld * (1 + 5e-4)
+    assert found < by_rdp
+
+
+def test_gaussian_noise_costs_what_the_closed_form_says() -> None:
+    z = 1.7
+    epsilon = alone(Release("gaussian", z))
+    cdf = NormalDist().cdf
+    delta = cdf(1 / (2 * z) - epsilon * z) - exp(epsilon) * cdf(-1 / (2 * z) - epsilon * z)
+    assert delta == pytest.approx(DELTA, rel=1e-6)
+    # The exact figure, where dp_accounting's grid may only err upwards.
+    by_grid = PLDAccountant().compose(dp.GaussianDpEvent(z)).get_epsilon(DELTA)
+    assert by_grid * (1 - 1e-6) <= epsilon <= by_grid
+
+
+def test_the_sensitivity_is_not_doubled_again() -> None:
+    """dp_accounting takes a multiplier under REPLACE_ONE for that of adding or removing."""
+    doubled = PLDAccountant(dp.NeighboringRelation.REPLACE_ONE)
+    by_doubling = doubled.compose(dp.GaussianDpEvent(4.0)).get_epsilon(DELTA)
+    assert by_doubling == pytest.approx(alone(Release("gaussian", 2.0)), rel=1e-4)
+
+
+def test_laplace_noise_costs_what_the_closed_form_says() -> None:
+    exact = 0.5 + 2 * log1p(-0.01)
+    assert exact <= alone(Release("laplace", 2.0), delta=0.01) <= exact * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampling_amplifies_as_the_theorem_says(kind: str, rate: float) -> None:
+    """One release of (e, d) is of (log(1 + q(e^e - 1)), q d). Balle et al. 2018, Theorem 8."""
+    whole = alone(Release(kind, 1.0), delta=1e-4)
+    sampled = alone(Release(kind, 1.0, rate), delta=rate * 1e-4)
+    exact = log1p(rate * (exp(whole) - 1))
+    assert exact * (1 - 1e-6) <= sampled <= exact * (1 + 1e-3)
+
+
+def test_sampled_releases_cost_less_than_whole_ones() -> None:
+    for accountant in ("pld", "rdp"):
+        whole = alone(Release("gaussian", 1.2), 50, accountant=accountant)
+        assert alone(SAMPLED, 50, accountant=accountant) < whole / 3
+
+
+def test_nothing_released_is_nothing_spent() -> None:
+    ledger = Ledger()
+    assert ledger.epsilon(DELTA, "pld") == ledger.epsilon(DELTA, "rdp") == 0.0
+    ledger.charge(SAMPLED, 0)
+    assert ledger.history == ()
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_noise_is_no_privacy_and_endless_noise_is_free(kind: str, accountant: str) -> None:
+    free = Ledger([(Release(kind, inf), 5)])
+    assert free.epsilon(DELTA, accountant) == 0.0
+    free.charge(Release(kind, 0.0))
+    assert free.epsilon(DELTA, accountant) == inf
+
+
+def test_asking_changes_nothing() -> None:
+    ledger = Ledger(HISTORY)
+    asked = ledger.would_spend(SAMPLED, 5, DELTA, "rdp")
+    assert ledger.history == Ledger(HISTORY).history
+    ledger.charge(SAMPLED, 5)
+    assert ledger.epsilon(DELTA, "rdp") == asked
+
+
+def test_devices_that_released_the_same_are_accounted_once() -> None:
+    one, other = Ledger(HISTORY), Ledger()
+    for release, count in reversed(HISTORY):
+        for _ in range(count):
+            other.charge(release)
+    assert one.history == other.history
+    one.epsilon(1e-6, "pld")
+    before = spent.cache_info().misses
+    other.epsilon(1e-6, "pld")
+    assert spent.cache_info().misses == before
+
+
+def test_what_has_left_cannot_be_taken_back() -> None:
+    with pytest.raises(ValueError, match="taken back"):
+        Ledger().charge(SAMPLED, -1)
+
+
+@pytest.mark.parametrize(
+    "release",
+    [Release("gaussian", NOMINAL), Release("gaussian", 2.0, 0.1), Release("laplace", 10.0)],
+)
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_budget_ends_where_the_next_release_exceeds_it(release: Release, step: int) -> None:
+    budget, ledger, misses = 3.0, Ledger(), spent.cache_info().misses
+    while ledger.affords(release, step, budget, DELTA, "pld"):
+        ledger.charge(release, step)
+        assert ledger.history[0][1] < 10_000
+    assert spent.cache_info().misses - misses < 25
+    assert ledger.epsilon(DELTA, "pld") <= budget
+    assert ledger.would_spend(release, step, DELTA, "pld") > budget
+
+
+def test_earlier_releases_of_another_kind_count_towards_the_budget() -> None:
+    release, budget = Release("gaussian", NOMINAL), 3.0
+    ledger = Ledger([(release, 10)])
+    assert ledger.affords(release, 1, budget, DELTA, "pld")
+    ledger.charge(Release("gaussian", 1.0))
+    assert not ledger.affords(release, 1, budget, DELTA, "pld")
+
+
+@given(
+    st.dictionaries(
+        st.builds(
+            Release,
+            st.sampled_from(KINDS),
+            st.floats(0, 1e6),
+            st.floats(0, 1, exclude_min=True),
+        ),
+        st.integers(1, 2**53),
+        max_size=5,
+    )
+)
+def test_a_ledger_survives_as_a_tensor(counts: dict[Release, int]) -> None:
+    rows = Ledger(counts.items()).to_tensor()
+    assert rows.shape == (len(counts), 4)
+    assert rows.dtype is torch.float64
+    assert dict(Ledger.from_tensor(rows).history) == counts
+
+
+def test_the_rows_of_a_ledger() -> None:
+    rows = Ledger([(Release("laplace", 3.0), 2), (SAMPLED, 10)]).to_tensor()
+    assert rows.tolist() == [[0.0, 1.2, 0.2, 10.0], [1.0, 3.0, 1.0, 2.0]]
+
+
+CALIBRATED = [
+    ("gaussian", 1.0, 200, "pld"),
+    ("gaussian", 1.0, 200, "rdp"),
+    ("gaussian", 0.05, 500, "pld"),
+    ("gaussian", 0.05, 500, "rdp"),
+    ("laplace", 1.0, 30, "pld"),
+    ("laplace", 1.0, 30, "rdp"),
+    ("laplace", 0.2, 30, "pld"),
+]
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+@pytest.mark.parametrize(("kind", "rate", "releases", "accountant"), CALIBRATED)
+def test_a_calibrated_run_spends_its_epsilon_and_no_more(
+    kind: str, rate: float, releases: int, accountant: str, epsilon: float
+) -> None:
+    z = multiplier_for(epsilon, DELTA, kind, rate, releases, accountant)
+    assert alone(Release(kind, z, rate), releases, accountant=accountant) <= epsilon
+    less = Release(kind, z / 1.0002, rate)
+    assert alone(less, releases, accountant=accountant) > epsilon
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 4.845, 60.0])
+def test_calibration_finds_the_multiplier_again(multiplier: float) -> None:
+    for release in (Release("gaussian", multiplier), Release("gaussian", multiplier, 0.1)):
+        epsilon = alone(release, 40)
+        found = multiplier_for(epsilon, DELTA, "gaussian", release.rate, 40, "pld")
+        assert found == pytest.approx(multiplier, rel=1e-4)
+
+
+def test_more_noise_for_less_epsilon_more_releases_and_a_higher_rate() -> None:
+    def needed(epsilon: float = 2.0, rate: float = 0.1, releases: int = 100) -> float:
+        return multiplier_for(epsilon, DELTA, "gaussian", rate, releases, "pld")
+
+    assert needed(epsilon=1.0) > needed() > needed(epsilon=4.0)
+    assert needed(releases=200) > needed() > needed(releases=50)
+    assert needed(rate=1.0) > needed(rate=0.2) > needed() > needed(rate=0.05)
+
+
+def test_epsilon_without_end_needs_no_noise() -> None:
+    assert multiplier_for(inf, DELTA, "gaussian", 1.0, 10, "pld") == 0.0
+
+
+def test_what_rdp_cannot_do_is_said() -> None:
+    with pytest.raises(BadInput, match="use accountant = 'pld'"):
+        alone(Release("laplace", 1.0, 0.5), accountant="rdp")
+
+
+def test_rdp_does_not_chatter(caplog: pytest.LogCaptureFixture) -> None:
+    assert alone(Release("gaussian", 0.61, 0.5), 7, accountant="rdp") > 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Release("cauchy", 1.0), "gaussian, laplace"),
+        (lambda: Release("gaussian", -1.0), "0 or more"),
+        (lambda: Release("gaussian", float("nan")), "0 or more"),
+        (lambda: Release("gaussian", 1.0, 0.0), "above 0, at most 1"),
+        (lambda: Release("gaussian", 1.0, 1.1), "above 0, at most 1"),
+        (lambda: alone(SAMPLED, accountant="moments"), "pld, rdp"),
+        (lambda: alone(SAMPLED, delta=0.0), "above 0 and below 1"),
+        (lambda: multiplier_for(0.0, DELTA, "gaussian", 1.0, 1, "pld"), "above 0"),
+        (lambda: multiplier_for(1.0, DELTA, "gaussian", 1.0, 0, "pld"), "1 or more"),
+    ],
+)
+def test_nonsense_is_refused(wrong, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        wrong()
+
+
+def test_importing_the_ledger_does_not_import_the_accountant() -> None:
+    code = (
+        "import sys, latecomer.device.privacy, latecomer.device.ledger as ledger\n"
+        "ledger.Ledger([(ledger.Release('gaussian', 1.0), 1)]).to_tensor()\n"
+        "assert not {'dp_accounting', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
