@@ -33,11 +33,16 @@ class ToyTrainer:
     def examples(self, task: Task) -> int:
         return EXAMPLES
 
-    def update(self, task: Task) -> Update:
+    def renew(self, task: Task) -> bool:
+        return True
+
+    def update(self, task: Task, rebases: tuple = ()) -> Update:
+        task = task.chosen(rebases[-1][1] if rebases else 0)
         self.asked.append(task.id)
         noise = torch.Generator().manual_seed(1000 * task.device + task.number)
         point = torch.full((SIZE,), float(task.device)) + 0.1 * torch.randn(SIZE, generator=noise)
-        return Update(task.id, (take(point, task.submodel) - task.params) / 2, EXAMPLES)
+        delta = (take(point, task.submodel) - task.params) / 2
+        return Update(task.id, delta, EXAMPLES, choice=rebases[-1][1] if rebases else 0)
 
     def expect(self, task: Task, arrives: float) -> None: ...
     def forget(self, task_id: int) -> None: ...

@@ -28,6 +28,7 @@ class TrainSpec:
     clip: float = 0.0  # per-example L2 bound on the gradient; 0 = off
     last_layer_only: bool = False
     lr_scale: float = 1.0
+    feedback: bool = False  # send how well the model fits, see device/feedback.py
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise
@@ -56,6 +57,7 @@ class Task:
     `number` counts the tasks of this device: with the run's seed it names the random stream, so
     that results do not depend on the order in which tasks are executed. Where there are `offers`,
     the device starts from whichever model has the least loss on its data, and says which.
+    `broadcasts` are newer models sent while it works; it may go on from the last it has received.
     """
 
     id: int
@@ -67,11 +69,12 @@ class Task:
     params: Tensor
     submodel: Submodel | None = None
     offers: tuple[Offer, ...] = ()
+    broadcasts: tuple[Offer, ...] = ()
 
     @property
     def versions(self) -> tuple[int, ...]:
         """All versions that the device was sent."""
-        return (self.version, *(offer.version for offer in self.offers))
+        return (self.version, *(o.version for o in self.offers + self.broadcasts))
 
     @property
     def bytes_down(self) -> int:
@@ -79,12 +82,17 @@ class Task:
 
     def chosen(self, choice: int) -> "Task":
         """The task as if the model of this number (0: its own) had been the only one."""
-        if not self.offers:
+        if not self.offers and not self.broadcasts:
             return self
         own = Offer(self.lineage, self.version, self.params)
-        taken = (own, *self.offers)[choice]
+        taken = (own, *self.offers, *self.broadcasts)[choice]
         return replace(
-            self, lineage=taken.lineage, version=taken.version, params=taken.params, offers=()
+            self,
+            lineage=taken.lineage,
+            version=taken.version,
+            params=taken.params,
+            offers=(),
+            broadcasts=(),
         )
 
 
@@ -97,7 +105,8 @@ def wire_bytes(vector: Tensor) -> int:
 class Update:
     """What a device sends back: `delta` = trained - base, in device coordinates.
 
-    `choice` is the number of the model it started from (0: the task's own, then its offers).
+    `choice` is the number of the model that delta is from (0: the task's own, then its offers,
+    then the broadcasts in the order they were sent).
     `epsilon` is what the device has spent of its privacy so far, by its own ledger; with `last`
     it will send no more, because the next release would exceed its budget.
     """
@@ -212,6 +221,12 @@ class Send(NamedTuple):
     task: Task
 
 
+class Broadcast(NamedTuple):
+    """Send the newest of their `broadcasts` to the devices that work on these tasks."""
+
+    tasks: tuple[Task, ...]
+
+
 class Later(NamedTuple):
     """Hand `event` back after `seconds`; the server goes on meanwhile."""
 
@@ -232,4 +247,4 @@ class Note(NamedTuple):
     fields: Mapping[str, Any]
 
 
-Command = Send | Later | Stop | Note
+Command = Send | Broadcast | Later | Stop | Note

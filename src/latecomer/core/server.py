@@ -11,6 +11,7 @@ from latecomer.core.checks import Checks
 from latecomer.core.messages import (
     MAIN,
     Arrived,
+    Broadcast,
     Command,
     Contribution,
     Due,
@@ -31,11 +32,15 @@ from latecomer.core.messages import (
 from latecomer.core.pool import Pool
 from latecomer.core.store import ModelStore
 from latecomer.core.strategy import (
+    Absorb,
     Assignment,
     Commit,
     Drop,
     Finishes,
     FollowsLineages,
+    Refines,
+    Split,
+    Spread,
     Strategy,
     Tells,
     WaitsForTimer,
@@ -68,6 +73,7 @@ class Server:
         self.checks = checks or Checks()
         self.seed = seed
         self.network = networks
+        self._refining = [part for part in strategy.slots.values() if isinstance(part, Refines)]
         self._telling = [part for part in strategy.slots.values() if isinstance(part, Tells)]
         self.idle = Pool()
         self.open_tasks: dict[int, Task] = {}
@@ -111,6 +117,9 @@ class Server:
                     self._due(event)
         for commit in self.strategy.merge.settle(self):
             self._commit(commit, out)
+        for refining in self._refining:
+            for wish in refining.refine(self):
+                self._refine(wish, out)
         for part in self._telling:
             out.extend(part.tell(self))
         self._dispatch(out)
@@ -143,6 +152,9 @@ class Server:
             task, update, task.params, update.delta, sent_from, staleness, seconds=event.seconds
         )
         lineage = self.strategy.route(contribution, self)
+        if lineage not in self.store:
+            self.fork(sent_from, lineage)
+            out.append(Note("split", {"lineage": sent_from, "into": lineage, "devices": [device]}))
         if lineage != self.home(device):
             self._homes[device] = lineage
         if lineage != sent_from:
@@ -241,6 +253,36 @@ class Server:
             fields["stand_ins"] = commit.stand_ins
         out.append(Note("commit", fields))
 
+    def _refine(self, wish: Split | Absorb | Spread, out: list[Command]) -> None:
+        match wish:
+            case Split(parent, child, devices):
+                self.fork(parent, child)
+                self._homes.update(dict.fromkeys(devices, child))
+                fields = {"lineage": parent, "into": child, "devices": list(devices)}
+                out.append(Note("split", fields))
+            case Absorb(into, gone, params):
+                self._commit(Commit(into, params, 0), out)
+                self.absorb(into, gone)
+                out.append(Note("merge", {"lineage": gone, "into": into}))
+            case Spread(lineage):
+                self._spread(lineage, out)
+
+    def _spread(self, lineage: str, out: list[Command]) -> None:
+        version, told = self.store.head(lineage), list[Task]()
+        for device, task_id in self.working.items():
+            task = self.open_tasks.get(task_id)
+            # What it was sent last decides: its task may be of a lineage that was absorbed.
+            if task is None or self.home(device) != lineage or task.versions[-1] == version:
+                continue
+            task.broadcasts += (self._offer(lineage, task.submodel),)
+            self.store.pin(version)
+            told.append(task)
+        if told:
+            sent = sum(wire_bytes(task.params) for task in told)
+            fields = {"lineage": lineage, "version": version, "devices": len(told), "bytes": sent}
+            out.append(Note("broadcast", fields))
+            out.append(Broadcast(tuple(told)))
+
     def _failed(self, task_id: int, reason: str, out: list[Command]) -> None:
         task = self.open_tasks.get(task_id)
         if task is None:
@@ -314,6 +356,20 @@ class Server:
         for part in self.strategy.slots.values():
             if isinstance(part, FollowsLineages):
                 part.on_fork(parent, child)
+
+    def absorb(self, into: str, gone: str) -> None:
+        """Close a lineage in favour of another one, and let the parts that care know."""
+        self.store.absorb(into, gone)
+        for part in self.strategy.slots.values():
+            if isinstance(part, FollowsLineages):
+                part.on_absorb(into, gone)
+
+    def branches(self) -> dict[str, list[int]]:
+        """The devices on each lineage that some device uses, by its name."""
+        found: dict[str, list[int]] = {}
+        for device in sorted(self._numbers):
+            found.setdefault(self.home(device), []).append(device)
+        return found
 
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs, as plain values, tensors and messages."""

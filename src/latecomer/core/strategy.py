@@ -86,6 +86,28 @@ class Assignment(NamedTuple):
     carry: Submodel | Literal["own"] | None = "own"
 
 
+class Split(NamedTuple):
+    """Open the lineage `child` on the head of `parent`; these devices use it from now on."""
+
+    parent: str
+    child: str
+    devices: tuple[int, ...]
+
+
+class Absorb(NamedTuple):
+    """Commit `params` to `into` and close `gone`, whose devices follow."""
+
+    into: str
+    gone: str
+    params: Tensor
+
+
+class Spread(NamedTuple):
+    """Broadcast the head of a lineage to those who work on an older version of it."""
+
+    lineage: str
+
+
 Route = Callable[[Contribution, ServerView], str]
 Compensate = Callable[[Contribution, ServerView], Contribution | Repaired | Later]
 Weigh = Callable[[Contribution, ServerView], float]
@@ -129,6 +151,13 @@ class Tells(Protocol):
     """A part with something to say in the log; asked after all events of one moment."""
 
     def tell(self, view: ServerView) -> Iterable[Note]: ...
+
+
+@runtime_checkable
+class Refines(Protocol):
+    """A part that opens and closes lineages, or broadcasts; asked after all events of a moment."""
+
+    def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]: ...
 
 
 @runtime_checkable

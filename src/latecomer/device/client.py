@@ -4,6 +4,7 @@ from torch import Tensor
 
 from latecomer.core.messages import Task, Update
 from latecomer.core.submodel import Submodel, name_of
+from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
 from latecomer.device.ledger import Ledger
 from latecomer.device.memory import DeviceMemory, balanced, if_new
@@ -21,6 +22,9 @@ from latecomer.device.training import (
 from latecomer.errors import BadInput
 
 LEDGER = "ledger"  # its place in the device's memory
+
+# After how many passes over its data a device goes on from which of the models it was sent.
+Rebases = tuple[tuple[int, int], ...]
 
 
 class Client:
@@ -72,34 +76,49 @@ class Client:
     def examples(self, task: Task) -> float:
         """How many examples this task passes through, in units of work on the whole network.
 
-        Every pass is counted. Looking at an example to choose among models takes a third of
-        training on it.
+        Every pass is counted. Looking at an example, to choose among models or to judge one, takes
+        a third of training on it.
         """
-        looks = (1 + len(task.offers)) / 3 if task.offers else 0.0
+        looks = ((1 + len(task.offers) if task.offers else 0) + task.spec.feedback) / 3
         passes = self.num_examples * (task.spec.local_epochs + looks)
         return passes * self.networks.work(task.submodel)
 
     def choose(self, task: Task) -> int:
         """The number of the model with the least loss on this device's examples."""
+        losses = self.fits(task)
+        return losses.index(min(losses)) if losses else 0
+
+    def fits(self, task: Task) -> list[float]:
+        """The loss of each model there is to choose from; none if there is no choice."""
         if not task.offers:
-            return 0
+            return []
         network = self.network(task.submodel)
         models = [task.params, *(offer.params for offer in task.offers)]
-        losses = [average_loss(network, params, self.x, self.y) for params in models]
-        return losses.index(min(losses))
+        return [average_loss(network, params, self.x, self.y) for params in models]
 
-    def perform(self, task: Task, memory: DeviceMemory | None = None) -> Update:
+    def perform(
+        self, task: Task, memory: DeviceMemory | None = None, rebases: Rebases = ()
+    ) -> Update:
         """Train as the task says; the same task always gives the same update.
 
         A task whose spec asks for it reads and renews what the device keeps in `memory`; without
-        one it is treated as the device's first.
+        one it is treated as the device's first. `rebases` are for broadcasts that came meanwhile.
         """
         memory = {} if memory is None else memory
         if self.privacy is not None:
             return self._perform_privately(task, memory, self.privacy)
         choice = self.choose(task)
         base, network = task.chosen(choice).params, self.network(task.submodel)
-        trained = local_update(network, base, self.x, self.y, task.spec, self.plan(task))
+        plan, begun, local = self.plan(task), 0, base
+        steps = len(plan.order) // task.spec.local_epochs
+        for passes, number in rebases:
+            part = Plan(*(rows[begun * steps : passes * steps] for rows in plan))
+            if passes > begun:
+                local = local_update(network, local, self.x, self.y, task.spec, part)
+            newer = task.chosen(number).params
+            local, base, choice, begun = newer + (local - base), newer, number, passes
+        rest = Plan(*(rows[begun * steps :] for rows in plan)) if rebases else plan
+        trained = local_update(network, local, self.x, self.y, task.spec, rest)
         return self.answer(task, trained.sub_(base), choice, memory)
 
     def answer(
@@ -108,9 +127,12 @@ class Client:
         """What the device sends back once it has trained from the model of number `choice`."""
         sent = self._worth_sending(task.chosen(choice), delta, {} if memory is None else memory)
         metrics = {}
+        network, base = self.network(task.submodel), task.chosen(choice).params
         if task.spec.report_loss:
-            network, base = self.network(task.submodel), task.chosen(choice).params
             metrics["loss_rms"] = loss_rms(network, base, self.x, self.y)
+        if task.spec.feedback:
+            metrics |= feedback(network, base, self.x, self.y)
+            metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.fits(task))}
         return release(Update(task.id, sent, self.num_examples, metrics, choice=choice))
 
     def _worth_sending(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:

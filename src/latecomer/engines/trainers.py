@@ -13,7 +13,7 @@ from torch import Tensor
 
 from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.submodel import name_of
-from latecomer.device.client import Client
+from latecomer.device.client import Client, Rebases
 from latecomer.device.flat import FlatModel
 from latecomer.device.memory import DeviceMemory
 from latecomer.device.training import Plan, local_update
@@ -30,8 +30,11 @@ class Trainer(Protocol):
     def expect(self, task: Task, arrives: float) -> None:
         """The result of this task will be asked for at that time."""
 
-    def update(self, task: Task) -> Update:
-        """What the device sends."""
+    def update(self, task: Task, rebases: Rebases = ()) -> Update:
+        """What the device sends; it went on from newer models as `rebases` say."""
+
+    def renew(self, task: Task) -> bool:
+        """A broadcast reaches the device in mid-task; False if its training cannot be changed."""
 
     def forget(self, task_id: int) -> None:
         """The result of this task will not be asked for."""
@@ -61,9 +64,13 @@ class OneByOne:
         if self.clients[task.device].remembers(task) and task.id not in self._ready:
             self._waiting.setdefault(task.device, {})[task.number] = task
 
-    def update(self, task: Task) -> Update:
+    def renew(self, task: Task) -> bool:
+        # Tasks of a device with a memory may have been trained ahead of time.
+        return not self.clients[task.device].remembers(task)
+
+    def update(self, task: Task, rebases: Rebases = ()) -> Update:
         if not self.clients[task.device].remembers(task):
-            return self.clients[task.device].perform(task)
+            return self.clients[task.device].perform(task, rebases=rebases)
         if task.id not in self._ready:
             self._train_up_to(task)
         return self._ready.pop(task.id)
@@ -117,9 +124,15 @@ class Batched:
         elif task.id not in self._ready:
             self._waiting.setdefault(_signature(task), {})[task.id] = (arrives, task)
 
-    def update(self, task: Task) -> Update:
-        if self.clients[task.device].remembers(task):
-            return self._alone.update(task)
+    def renew(self, task: Task) -> bool:
+        self._ready.pop(task.id, None)
+        for waiting in self._waiting.values():
+            waiting.pop(task.id, None)
+        return self._alone.renew(task)
+
+    def update(self, task: Task, rebases: Rebases = ()) -> Update:
+        if rebases or self.clients[task.device].remembers(task):
+            return self._alone.update(task, rebases)
         if task.id not in self._ready:
             self._train(task)
         return self._ready.pop(task.id)

@@ -8,11 +8,13 @@ result is needed and never for a task that is lost. All randomness comes from st
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import (
     Arrived,
+    Broadcast,
     Command,
     Due,
     Event,
@@ -29,6 +31,8 @@ from latecomer.core.messages import (
     wire_bytes,
 )
 from latecomer.core.server import Server
+from latecomer.core.strategy import Refines
+from latecomer.device.client import Rebases
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import Trainer
 from latecomer.fleet.fleet import Fleet
@@ -105,9 +109,12 @@ class VirtualEngine:
         self._free_at = 0.0  # when the server has done what it is busy with
         self._repaired_at = 0.0  # when it has done all compensations it was given
         self._active_at = 0.0  # when something was last sent or came in
+        self._trains: dict[int, tuple[float, float]] = {}  # task -> when, if it may be broadcast to
+        self._rebases: dict[int, Rebases] = {}  # task -> where it goes on from a newer model
         self._away: set[int] = set()  # devices that restart, or will never come back
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
+        self._broadcasts = any(isinstance(p, Refines) for p in server.strategy.slots.values())
         self._windowed = {device for device in devices if fleet.has_windows(device)}
         for device in devices:
             opens = fleet.first_open(device, 0.0)
@@ -172,6 +179,7 @@ class VirtualEngine:
         match item:
             case Upload(task_id, device, sent):
                 self._active_at = time
+                self._trains.pop(task_id, None)
                 yield Arrived(device, self._result(task_id), time - sent)
                 yield from self._left_if_closed(device, time)
             case Opens(device):
@@ -198,13 +206,15 @@ class VirtualEngine:
         if task is None:
             # The server has closed the task and will refuse whatever comes: nothing to train.
             self.trainer.forget(task_id)
+            self._rebases.pop(task_id, None)
             return Update(task_id, None, 1)
-        return self.trainer.update(task)
+        rebases = self._rebases.pop(task_id, None)
+        return self.trainer.update(task, rebases) if rebases else self.trainer.update(task)
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Note(kind, fields):
-                if kind == "dispatch":
+                if kind in ("dispatch", "broadcast"):
                     self.bytes_down += fields["bytes"]
                 elif kind in ("arrival", "refusal"):
                     self.bytes_up += fields.get("bytes", 0)
@@ -213,6 +223,9 @@ class VirtualEngine:
                     self.on_note(self.now, command)
             case Send(task):
                 self._send(task)
+            case Broadcast(tasks):
+                for task in tasks:
+                    self._broadcast(task)
             case Later(seconds, Ready() as ready):
                 # One worker beside the server's main line: repairs queue up behind each other.
                 begins = max(self.now, self._repaired_at)
@@ -230,6 +243,8 @@ class VirtualEngine:
         )
         self._active_at = self.now
         if journey.arrives is not None:
+            if self._broadcasts:
+                self._trains[task.id] = (journey.downloaded, journey.trained)
             self._push(journey.arrives, Upload(task.id, task.device, self._free_at))
             self.trainer.expect(task, journey.arrives)
         elif journey.reported is not None:
@@ -238,6 +253,23 @@ class VirtualEngine:
             self._away.add(task.device)
         if journey.free is not None and journey.free != journey.arrives:
             self._push(journey.free, Joined(task.device))
+
+    def _broadcast(self, task: Task) -> None:
+        """A newer model reaches a device at work, which takes it up after a pass over its data."""
+        span = self._trains.get(task.id)
+        if span is None:
+            return  # it will be lost
+        begins, ends = span
+        profile = self.fleet.devices[task.device]
+        reached = self.now + profile.download_seconds(wire_bytes(task.params))
+        passes = task.spec.local_epochs
+        done = passes * (reached - begins) / (ends - begins) if ends > begins else passes
+        after = max(0, ceil(done))
+        if after >= passes or not self.trainer.renew(task):
+            return  # it has done with training, or cannot go back on it
+        number = len(task.offers) + len(task.broadcasts)
+        earlier = self._rebases.get(task.id, ())
+        self._rebases[task.id] = (*(r for r in earlier if r[0] < after), (after, number))
 
     def _push(self, time: float, item: Item) -> None:
         heapq.heappush(self._heap, (time, self._counter, item))
@@ -252,6 +284,8 @@ class VirtualEngine:
             "repaired_at": self._repaired_at,
             "active_at": self._active_at,
             "away": sorted(self._away),
+            "trains": dict(self._trains),
+            "rebases": dict(self._rebases),
             "heap": self._heap,
             "counter": self._counter,
             "trainer": self.trainer.state(),
@@ -263,6 +297,7 @@ class VirtualEngine:
         self._free_at, self._active_at = state["free_at"], state["active_at"]
         self._repaired_at = state["repaired_at"]
         self._away = set(state["away"])
+        self._trains, self._rebases = dict(state["trains"]), dict(state["rebases"])
         self._heap = list(state["heap"])
         self._counter = state["counter"]
         self.trainer.restore(state["trainer"])

@@ -78,13 +78,7 @@ class Experiment:
         )
         _check_late_classes(config, self.federation)
         config = self._with_level(config)
-        self.networks: Networks = build_networks(
-            config.model.name,
-            self.federation.input_shape,
-            self.federation.num_classes,
-            config.model.hidden,
-            config.submodels.widths if config.submodels.level != "none" else (),
-        )
+        self.networks: Networks = self._networks(config)
         self.model: FlatModel = self.networks.whole
         self.spec = training_spec(config)
         self.fleet = self._fleet(config)
@@ -132,7 +126,10 @@ class Experiment:
         """The width that each device declares, by its nominal time for the whole model."""
         settings = self.config.submodels
         costs = task_seconds(self.fleet.devices, self._passes(), 4 * self.model.layout.size)
-        return declared(costs, settings.widths, settings.shares)
+        try:
+            return declared(costs, settings.widths, settings.shares)
+        except BadInput as error:
+            raise BadInput(f"submodels.shares: {error}") from error
 
     def privacy(self, examples: int) -> Privacy | None:
         """How a device with so many examples protects them; None if it does not."""
@@ -224,10 +221,28 @@ class Experiment:
     def _with_level(self, config: Config) -> Config:
         """The config with the level of sub-models that the strategy is meant for filled in."""
         settings: SubmodelsConfig = config.submodels
-        if settings.level != "auto":
+        if settings.level != "auto" and not self.recipe.pooled:
             return config
+        # Where everybody's data are in one place there are no weak devices.
         level = "declared" if self.recipe.widths else "none"
         return config.model_copy(update={"submodels": settings.model_copy(update={"level": level})})
+
+    def _networks(self, config: Config) -> Networks:
+        """The network in all widths that devices may carry."""
+        widths = config.submodels.widths if config.submodels.level != "none" else (1.0,)
+        if not widths or not all(0 < w <= 1 for w in widths) or len({*widths}) < len(widths):
+            raise BadInput(
+                f"submodels.widths = {list(widths)}: allowed are one or more, each above 0 and"
+                " at most 1, and none twice"
+            )
+        shape, classes = self.federation.input_shape, self.federation.num_classes
+        try:
+            return build_networks(config.model.name, shape, classes, config.model.hidden, widths)
+        except BadInput as error:
+            if "at width " not in str(error):  # it is the model that is wrong
+                raise
+            hint = "submodels.level = 'none' gives every device the whole model"
+            raise BadInput(f"submodels.widths: {error}; {hint}") from error
 
     def _resolved(self, config: Config, options: dict[str, object]) -> Config:
         """The config with every default that depends on other values filled in."""
@@ -276,6 +291,8 @@ class Experiment:
                 f"strategy {self.recipe.name!r} gathers everybody's data in one place:"
                 " local privacy has no meaning there; set privacy.epsilon = 0"
             )
+        # What cannot be is refused here, before anything is written.
+        self.privacy(max(len(client.train.y) for client in self.federation.clients))
 
     def _check_that_time_passes(self) -> None:
         stop, pooled = self.config.stop, self.recipe.pooled

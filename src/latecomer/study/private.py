@@ -26,6 +26,7 @@ def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Priva
     """How a device with so many examples protects them; None if privacy is off."""
     if not settings.epsilon:
         return None
+    _check(settings)
     made = Privacy(
         kind=settings.noise,
         multiplier=per_release_multiplier(settings.epsilon, settings.delta, settings.noise),
@@ -51,3 +52,18 @@ def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Priva
     # What is charged may be less than the noise that is printed on the tin.
     multiplier = needed * (made.multiplier / one.multiplier)
     return replace(made, multiplier=multiplier, budget=settings.budget or settings.epsilon)
+
+
+def _check(settings: PrivacyConfig) -> None:
+    """Values that are right by themselves and wrong together, by the names of their keys."""
+    if settings.sampling == "shuffle":
+        return
+    if settings.where == "update":
+        raise BadInput(
+            "privacy.sampling = 'poisson' gains nothing with privacy.where = 'update': use shuffle"
+        )
+    if settings.noise == "laplace" and settings.accountant == "rdp":
+        raise BadInput(
+            "privacy.accountant = 'rdp' knows no Laplace noise on examples that are sampled"
+            " (privacy.sampling = 'poisson'): use pld"
+        )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from traceback import extract_tb
 from types import FrameType
 from typing import Any, Protocol
@@ -170,7 +171,16 @@ class _Run:
             )
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
-        return self._finish(reason)
+        return self._finish(self._explained(reason))
+
+    def _explained(self, reason: str) -> str:
+        """Why the run ended; privacy budgets are named where they are the cause."""
+        retired, devices = self.counts["retire"], len(self.experiment.clients)
+        if not retired or reason in ("updates", "epochs", "virtual_seconds"):
+            return reason
+        if retired == devices:
+            return "all devices have spent their privacy budgets"
+        return f"{reason}; {retired} of {devices} devices have spent their privacy budgets"
 
     def _after_step(self) -> bool:
         every = self.config.evaluate.every
@@ -226,7 +236,9 @@ class _Run:
         if note.kind in self.counts:
             self.counts[note.kind] += 1
         if "epsilon" in note.fields:
-            self.spent[note.fields["device"]] = note.fields["epsilon"]
+            # Uploads that overtake each other bring earlier ledgers after later ones.
+            device, epsilon = note.fields["device"], note.fields["epsilon"]
+            self.spent[device] = max(epsilon, self.spent.get(device, 0.0))
         if note.kind == "compensation":
             self.repairs["count"] += note.fields.get("gamma", 1.0) > 0
             self.repairs["seconds"] += note.fields.get("seconds", 0.0)
@@ -363,7 +375,7 @@ class _Run:
             return None
         values = [self.spent.get(device, 0.0) for device in self.experiment.clients]
         return {
-            "mean": sum(values) / len(values),
+            "mean": fmean(values),
             "max": max(values),
             "retired": self.counts["retire"],
         }
