@@ -42,6 +42,7 @@ class Member:
     uploads: int = 0
     asked: int = 0  # the upload at which it was last asked where it belongs
     offered: tuple[str, ...] = ()  # what it has to choose from
+    answers: bool = True  # whether it tells its loss when it is asked; a private one does not
     fits: dict[str, float] = field(default_factory=dict)  # its loss on each of them
 
 
@@ -120,7 +121,7 @@ class Branches:
             losses = [metrics.get(f"loss_{i}") for i in range(len(member.offered))]
             known = zip(member.offered, losses, strict=True)
             member.fits = {name: float(loss) for name, loss in known if loss is not None}
-            member.offered = ()
+            member.answers, member.offered = bool(member.fits), ()
 
     def _place(self, contribution: Contribution, first: bool, view: ServerView) -> str:
         device, own = contribution.task.device, contribution.lineage
@@ -174,7 +175,9 @@ class Branches:
 
     def _doubtful(self, member: Member, view: ServerView) -> bool:
         since = member.uploads - member.asked
-        if not self.ask or len(view.store.lineages) == 1 or since < min(ASKED_AGAIN, self.ask):
+        if not self.ask or not member.answers or len(view.store.lineages) == 1:
+            return False
+        if since < min(ASKED_AGAIN, self.ask):
             return False
         return since >= self.ask or member.judgement > (1 + self.gap) * self._usual
 
@@ -220,6 +223,8 @@ class Branches:
         fifth = known[-quota(WORST, len(known))][0]
         outliers = fifth > max((1 + self.gap) * middle, self.need)
         if not outliers and (middle < self.need or cluster.stuck < PATIENCE):
+            return
+        if len(view.store.lineages) + len(self._founders) >= self.most:
             return
         self._named += 1
         child = self._new_name()

@@ -8,6 +8,7 @@ from annotated_types import Ge
 from latecomer.core.messages import Contribution, TrainSpec
 from latecomer.core.strategy import Mix, ServerView, Strategy
 from latecomer.strategies.branches import Branches, FromBranches, Judge
+from latecomer.strategies.broadcasting import Broadcasting, Policy
 from latecomer.strategies.fedasync import DecayName, staleness_decay
 from latecomer.strategies.options import Count, CountOrOff, NotNegative, Share
 from latecomer.strategies.recipe import recipe
@@ -32,7 +33,9 @@ def echopfl(
     need: NotNegative = 0.2,
     judge: Judge = "error",
     ask: CountOrOff = 10,
-    partial: bool = True,
+    partial: bool = False,
+    broadcast: Policy = "predictor",
+    broadcast_every: Count = 5,
 ) -> Strategy:
     """`clusters` is C, `most` is h_m, `every` is R."""
     branches = Branches(
@@ -51,7 +54,7 @@ def echopfl(
         name="echopfl",
         route=branches,
         weigh=weigh,
-        merge=Mix(),
+        merge=Mix() if broadcast == "never" else Broadcasting(Mix(), broadcast, broadcast_every),
         dispatch=FromBranches(branches),
         prepare=ask_for_feedback,
         personal=True,

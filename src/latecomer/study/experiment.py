@@ -108,6 +108,12 @@ class Experiment:
                 " privacy ledger and is not sent; the norm of their updates stands for it"
             )
 
+        if private and self._strategy().prepare(self.spec).feedback:
+            yield (
+                f"{self.recipe.name}: the feedback that devices would give on their model is not"
+                " covered by their privacy ledger and is not sent; clusters form by distance alone"
+            )
+
     def _strategy(self) -> Strategy:
         strategy = self.recipe.make(self.config.strategy.options)
         settings, networks = self.config.submodels, self.networks
