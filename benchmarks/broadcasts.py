@@ -10,6 +10,7 @@ network, a quarter judges it. Without --out the weights that come with the packa
 import argparse
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ SCENARIOS = (
 class Recording(broadcasting.Broadcasting):
     """As Eq. 4 decides, with a note of every state and its truth."""
 
-    states: list[torch.Tensor] = []
-    truths: list[int] = []
+    states: ClassVar[list[torch.Tensor]] = []
+    truths: ClassVar[list[int]] = []
 
     def _changed(self, commit, view):
         record = self._records.get(commit.lineage)

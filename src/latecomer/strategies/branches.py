@@ -187,26 +187,29 @@ class Branches:
         """Found what is missing; unite what there is too much of."""
         yield from self._united(view)
         due = [name for name, cluster in self._clusters.items() if cluster.merges >= self.every]
-        if due:
-            known = [m.judgement for m in self._members.values() if m.judgement >= 0]
-            self._usual = median(known) if known else math.inf
+        if not due:
+            return
+        known = [m.judgement for m in self._members.values() if m.judgement >= 0]
+        self._usual = median(known) if known else math.inf
+        for name in [name for name in view.store.lineages if self._is_deserted(name, view)]:
+            parent = self._clusters[name].parent
+            back = parent if parent in view.store else MAIN
+            yield Absorb(back, name, view.store.head_params(back))
         for name in due:
-            cluster = self._clusters[name]
-            cluster.merges = 0
-            if self._is_lonely(name, cluster, view):
-                back = cluster.parent if cluster.parent in view.store else MAIN
-                yield Absorb(back, name, view.store.head_params(back))
-            else:
-                self._divide(name, cluster, view)
-        if self._uniting is None and due:
+            if name in view.store:
+                self._clusters[name].merges = 0
+                self._divide(name, self._clusters[name], view)
+        if self._uniting is None:
             self._uniting = self._to_unite(view)
 
-    def _is_lonely(self, name: str, cluster: Cluster, view: ServerView) -> bool:
-        """Whether nobody has followed the founder, though all who might have been asked."""
-        if cluster.founder not in self._members or name == MAIN:
+    def _is_deserted(self, name: str, view: ServerView) -> bool:
+        """Whether nobody is left, or nobody has followed the founder, though all were asked."""
+        cluster, here = self._clusters[name], self._here(name, view)
+        if name == MAIN or len(here) > 1:
             return False
-        tried = self._members[cluster.founder].uploads - cluster.founded
-        return tried >= 2 * TRIAL and len(self._here(name, view)) < 2
+        if not here or cluster.founder not in self._members:
+            return not here
+        return self._members[cluster.founder].uploads - cluster.founded >= 2 * TRIAL
 
     def _divide(self, name: str, cluster: Cluster, view: ServerView) -> None:
         here = self._here(name, view)
@@ -224,7 +227,8 @@ class Branches:
         outliers = fifth > max((1 + self.gap) * middle, self.need)
         if not outliers and (middle < self.need or cluster.stuck < PATIENCE):
             return
-        if len(view.store.lineages) + len(self._founders) >= self.most:
+        inhabited = sum(bool(self._here(other, view)) for other in view.store.lineages)
+        if inhabited + len(self._founders) >= self.most:
             return
         self._named += 1
         child = self._new_name()

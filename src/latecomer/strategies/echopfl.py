@@ -48,7 +48,7 @@ def echopfl(
         return 1.0 if seeds else plain(contribution, view)
 
     def ask_for_feedback(spec: TrainSpec) -> TrainSpec:
-        return replace(spec, feedback=True)
+        return replace(spec, feedback=branches.most > 1)
 
     return Strategy(
         name="echopfl",
