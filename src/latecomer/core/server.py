@@ -266,9 +266,9 @@ class Server:
                 self.absorb(into, gone)
                 out.append(Note("merge", {"lineage": gone, "into": into}))
             case Move(device, lineage):
-                fields = {"device": device, "lineage": self.home(device), "into": lineage}
+                told = {"device": device, "lineage": self.home(device), "into": lineage}
                 self._homes[device] = lineage
-                out.append(Note("move", fields))
+                out.append(Note("move", told))
             case Spread(lineage):
                 self._spread(lineage, out)
 

@@ -274,30 +274,29 @@ class Branches:
     def _to_unite(self, view: ServerView) -> tuple[str, str] | None:
         """The closest pair, the larger cluster first, if it is alike or there are too many."""
         names = [name for name in view.store.lineages if self._clusters[name].open]
+        names.sort(key=lambda name: -len(self._here(name, view)))
         pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
         if not pairs:
             return None
-        a, b = min(pairs, key=lambda pair: self._apart(pair[0], pair[1], view))
-        if not self._are_alike(a, b, view) and len(names) <= self.most:
-            return None
-        return (a, b) if len(self._here(a, view)) >= len(self._here(b, view)) else (b, a)
+        larger, smaller = min(pairs, key=lambda pair: self._apart(pair[0], pair[1], view))
+        # What the few would lose counts: the many have made their model better than the few could.
+        lost = self._extra_loss(smaller, larger, view)
+        alike = lost is not None and lost < ALIKE and self._own_loss(larger, view) < TRAINED
+        return (larger, smaller) if alike or len(names) > self.most else None
 
-    def _apart(self, a: str, b: str, view: ServerView) -> tuple[float, float]:
-        """How different two clusters are: by what their members lose, else by KL of soft labels."""
-        losses = [self._extra_loss(a, b, view), self._extra_loss(b, a, view)]
-        known = [loss for loss in losses if loss is not None]
-        if known:
-            return max(known), 0.0
-        one, two = (self._mean_soft(self._here(name, view)) for name in (a, b))
-        divergence = math.inf if one is None or two is None else symmetric_kl(one, two)
-        first, second = view.store.head_params(a), view.store.head_params(b)
-        return math.inf, min(divergence, 1e9) + 1e-9 * (first - second).abs().sum().item()
+    def _apart(self, larger: str, smaller: str, view: ServerView) -> tuple[float, float]:
+        """By what the smaller one's members would lose; where nobody knows, by KL of soft labels.
 
-    def _are_alike(self, a: str, b: str, view: ServerView) -> bool:
-        """Whether both are trained and their members do nearly as well with the other model."""
-        losses = [self._extra_loss(a, b, view), self._extra_loss(b, a, view)]
-        trained = [self._own_loss(name, view) < TRAINED for name in (a, b)]
-        return all(trained) and all(loss is not None and loss < ALIKE for loss in losses)
+        The last resort is the distance of the models.
+        """
+        lost = self._extra_loss(smaller, larger, view)
+        if lost is not None:
+            return lost, 0.0
+        one, two = (self._mean_soft(self._here(name, view)) for name in (larger, smaller))
+        if one is not None and two is not None:
+            return math.inf, symmetric_kl(one, two)
+        first, second = view.store.head_params(larger), view.store.head_params(smaller)
+        return math.inf, 1e9 + torch.dist(first, second, p=1).item()
 
     def _extra_loss(self, home: str, other: str, view: ServerView) -> float | None:
         """How much worse off the devices of `home` would be elsewhere; 1 is the loss of chance."""
