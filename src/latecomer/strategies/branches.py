@@ -29,7 +29,6 @@ BETTER = 0.9  # of the best judgement so far: what counts as better
 LONGEST_REST = 8  # refinements
 TRIAL = 4  # uploads after which a founder must have found company
 BY_HEART = 0.15  # of the loss of mere chance: what a model may owe to having seen the data
-TRAINED = 0.5  # of the loss of mere chance: below it a model is called trained
 ALIKE = 0.25  # of the loss of mere chance: two models that differ by less are called alike
 ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
 
@@ -281,7 +280,7 @@ class Branches:
         larger, smaller = min(pairs, key=lambda pair: self._apart(pair[0], pair[1], view))
         # What the few would lose counts: the many have made their model better than the few could.
         lost = self._extra_loss(smaller, larger, view)
-        alike = lost is not None and lost < ALIKE and self._own_loss(larger, view) < TRAINED
+        alike = lost is not None and lost < ALIKE and self._serves(larger, view)
         return (larger, smaller) if alike or len(names) > self.most else None
 
     def _apart(self, larger: str, smaller: str, view: ServerView) -> tuple[float, float]:
@@ -304,10 +303,10 @@ class Branches:
         extra = [m.fits[other] - m.fits[home] for m in known if {home, other} <= m.fits.keys()]
         return sum(extra) / len(extra) / self._chance if extra else None
 
-    def _own_loss(self, home: str, view: ServerView) -> float:
-        known = [self._members[device].fits for device in self._here(home, view)]
-        losses = [fits[home] for fits in known if home in fits]
-        return sum(losses) / len(losses) / self._chance if losses else math.inf
+    def _serves(self, name: str, view: ServerView) -> bool:
+        """Whether a cluster is good to most of its members."""
+        known = [j for d in self._here(name, view) if (j := self._members[d].judgement) >= 0]
+        return bool(known) and median(known) < self.need
 
     @property
     def _chance(self) -> float:
