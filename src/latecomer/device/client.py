@@ -1,8 +1,11 @@
 """The code on a device: its data, and the tasks it performs on them."""
 
+from functools import cached_property
+
+import torch
 from torch import Tensor
 
-from latecomer.core.messages import Task, Update
+from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
@@ -16,11 +19,13 @@ from latecomer.device.training import (
     average_loss,
     local_update,
     loss_rms,
+    mixed,
     plan_batches,
     task_rng,
 )
 from latecomer.errors import BadInput
 
+JUDGE_STREAM = 3  # beside those of batches and noise
 LEDGER = "ledger"  # its place in the device's memory
 
 # After how many passes over its data a device goes on from which of the models it was sent.
@@ -69,9 +74,30 @@ class Client:
 
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task, whenever and wherever it is executed."""
-        return plan_batches(
-            self.num_examples, task.spec, task_rng(self.seed, self.device, task.number)
-        )
+        rng = task_rng(self.seed, self.device, task.number)
+        if not task.spec.feedback:
+            return plan_batches(self.num_examples, task.spec, rng)
+        kept, _ = self.parts
+        plan = plan_batches(len(kept), task.spec, rng)
+        return Plan(kept[plan.order], plan.mask)
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Which examples it trains on and which it judges models by, where it does: 4 to 1.
+
+        A model would be judged too well by what it has been trained on. With fewer than five
+        examples all are used for both.
+        """
+        rng = torch.Generator().manual_seed(mixed(self.seed, JUDGE_STREAM, self.device))
+        shuffled, held = torch.randperm(self.num_examples, generator=rng), self.num_examples // 5
+        return (shuffled[held:], shuffled[:held]) if held else (shuffled, shuffled)
+
+    def judged_by(self, spec: TrainSpec) -> tuple[Tensor, Tensor]:
+        """The examples by which models are judged and chosen."""
+        if not spec.feedback:
+            return self.x, self.y
+        _, held = self.parts
+        return self.x[held], self.y[held]
 
     def examples(self, task: Task) -> float:
         """How many examples this task passes through, in units of work on the whole network.
@@ -79,8 +105,11 @@ class Client:
         Every pass is counted. Looking at an example, to choose among models or to judge one, takes
         a third of training on it.
         """
-        looks = ((1 + len(task.offers) if task.offers else 0) + task.spec.feedback) / 3
-        passes = self.num_examples * (task.spec.local_epochs + looks)
+        looks = (1 + len(task.offers) if task.offers else 0) + task.spec.feedback
+        judged, trained = self.num_examples, self.num_examples
+        if task.spec.feedback:
+            trained, judged = map(len, self.parts)
+        passes = trained * task.spec.local_epochs + judged * looks / 3
         return passes * self.networks.work(task.submodel)
 
     def choose(self, task: Task) -> int:
@@ -94,7 +123,8 @@ class Client:
             return []
         network = self.network(task.submodel)
         models = [task.params, *(offer.params for offer in task.offers)]
-        return [average_loss(network, params, self.x, self.y) for params in models]
+        x, y = self.judged_by(task.spec)
+        return [average_loss(network, params, x, y) for params in models]
 
     def perform(
         self, task: Task, memory: DeviceMemory | None = None, rebases: Rebases = ()
@@ -131,7 +161,7 @@ class Client:
         if task.spec.report_loss:
             metrics["loss_rms"] = loss_rms(network, base, self.x, self.y)
         if task.spec.feedback:
-            metrics |= feedback(network, base, self.x, self.y)
+            metrics |= feedback(network, base, *self.judged_by(task.spec))
             metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.fits(task))}
         return release(Update(task.id, sent, self.num_examples, metrics, choice=choice))
 
