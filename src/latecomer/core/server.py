@@ -38,7 +38,6 @@ from latecomer.core.strategy import (
     Drop,
     Finishes,
     FollowsLineages,
-    Move,
     Refines,
     Split,
     Spread,
@@ -254,7 +253,7 @@ class Server:
             fields["stand_ins"] = commit.stand_ins
         out.append(Note("commit", fields))
 
-    def _refine(self, wish: Split | Absorb | Move | Spread, out: list[Command]) -> None:
+    def _refine(self, wish: Split | Absorb | Spread, out: list[Command]) -> None:
         match wish:
             case Split(parent, child, devices):
                 self.fork(parent, child)
@@ -265,10 +264,6 @@ class Server:
                 self._commit(Commit(into, params, 0), out)
                 self.absorb(into, gone)
                 out.append(Note("merge", {"lineage": gone, "into": into}))
-            case Move(device, lineage):
-                told = {"device": device, "lineage": self.home(device), "into": lineage}
-                self._homes[device] = lineage
-                out.append(Note("move", told))
             case Spread(lineage):
                 self._spread(lineage, out)
 

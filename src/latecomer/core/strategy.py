@@ -102,13 +102,6 @@ class Absorb(NamedTuple):
     params: Tensor
 
 
-class Move(NamedTuple):
-    """The device uses another lineage from now on."""
-
-    device: int
-    lineage: str
-
-
 class Spread(NamedTuple):
     """Broadcast the head of a lineage to those who work on an older version of it."""
 
@@ -164,7 +157,7 @@ class Tells(Protocol):
 class Refines(Protocol):
     """A part that opens and closes lineages, or broadcasts; asked after all events of a moment."""
 
-    def refine(self, view: ServerView) -> Iterable[Split | Absorb | Move | Spread]: ...
+    def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]: ...
 
 
 @runtime_checkable

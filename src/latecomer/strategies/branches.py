@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution
-from latecomer.core.strategy import Absorb, Assignment, Move, ServerView
+from latecomer.core.strategy import Absorb, Assignment, ServerView
 from latecomer.core.submodel import covered, take
 from latecomer.strategies.quota import quota
 from latecomer.strategies.uniting import symmetric_kl, united
@@ -26,9 +26,8 @@ WORST = 0.2  # the share of a cluster that may be called badly served
 SMALLEST = 4  # members: with fewer a cluster is not divided
 PATIENCE = 2  # refinements without a better judgement before a cluster is given up on
 BETTER = 0.9  # of the best judgement so far: what counts as better
-LONGEST_REST = 8  # refinements
+LONGEST_REST = 64  # refinements
 TRIAL = 4  # uploads after which a founder must have found company
-BY_HEART = 0.15  # of the loss of mere chance: what a model may owe to having seen the data
 ALIKE = 0.25  # of the loss of mere chance: two models that differ by less are called alike
 ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
 
@@ -43,7 +42,6 @@ class Member:
     asked: int = 0  # the upload at which it was last asked where it belongs
     offered: tuple[str, ...] = ()  # what it has to choose from
     answers: bool = True  # whether it tells its loss when it is asked; a private one does not
-    left: str = ""  # the cluster it came from
     fits: dict[str, float] = field(default_factory=dict)  # its loss on each of them
 
 
@@ -97,7 +95,6 @@ class Branches:
         self._founders: dict[int, str] = {}  # device -> the cluster that its next upload begins
         self._uniting: tuple[str, str] | None = None  # main and auxiliary, until a direction comes
         self._direction: Tensor | None = None
-        self._moves: dict[int, str] = {}  # who is to go where, as soon as its upload is merged
         self._usual = math.inf  # the median judgement of all
 
     # Route: who is where.
@@ -105,11 +102,8 @@ class Branches:
     def __call__(self, contribution: Contribution, view: ServerView) -> str:
         device = contribution.task.device
         first = device not in self._members
-        asked = not first and bool(self._members[device].offered)
         self._learn(self._members.setdefault(device, Member()), contribution)
         lineage = self._place(contribution, first, view)
-        if asked:
-            self._prefer(device, lineage)
         self._clusters.setdefault(lineage, Cluster()).merges += 1
         self._open_if_ready(lineage)
         if self._uniting and self._direction is None and contribution.lineage == self._uniting[0]:
@@ -152,20 +146,6 @@ class Branches:
             for name, centre in centres.items()
         }
 
-    def _prefer(self, device: int, home: str) -> None:
-        """Note if another model does nearly as well, though it has never seen the device's data.
-
-        At home a model may know a few devices of another world by heart.
-        """
-        member = self._members[device]
-        others = {n: loss for n, loss in member.fits.items() if n not in (home, member.left)}
-        if home not in member.fits or not others or device in self._founders:
-            return
-        best = min(others, key=others.__getitem__)
-        if others[best] < member.fits[home] + BY_HEART * self._chance:
-            self._moves[device] = best
-            member.left = home
-
     def _open_if_ready(self, name: str) -> None:
         """A new cluster has been trained by its founder for a while: all who may join are asked."""
         cluster = self._clusters[name]
@@ -202,12 +182,8 @@ class Branches:
 
     # Refinement: expansion.
 
-    def refine(self, view: ServerView) -> Iterable[Absorb | Move]:
+    def refine(self, view: ServerView) -> Iterable[Absorb]:
         """Found what is missing; unite what there is too much of."""
-        moves, self._moves = self._moves, {}
-        for device, name in moves.items():
-            if name in view.store:
-                yield Move(device, name)
         yield from self._united(view)
         due = [name for name, cluster in self._clusters.items() if cluster.merges >= self.every]
         if not due:
