@@ -25,17 +25,28 @@ class Section(BaseModel):
 
 # A list in TOML, a tuple here: a config does not change.
 Listed = Annotated[tuple[int, ...], Field(strict=False)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class DataConfig(Section):
     source: str = "digits"
     path: str = ""
-    partition: Literal["iid", "dirichlet", "one-class", "by-subject"] = "dirichlet"
+    variant: str = ""
+    sensors: Names = ()
+    label: str = ""
+    activities: Listed = ()
+    length: int = Field(0, ge=0)
+    step: int = Field(0, ge=0)
+    min_examples: int = Field(0, ge=0)
+    partition: Literal["iid", "dirichlet", "one-class", "by-subject", "time-window"] = "dirichlet"
     alpha: float = Field(0.1, gt=0)
+    window: int = Field(0, ge=0)
     per_device: int = Field(0, ge=0)
     test: Literal["fair", "held-out-clients", "official"] = "fair"
     scale: Literal["global", "local", "none"] = "global"
     augment: Literal["none", "base", "balanced"] = "none"
+    replicas: dict[str, Annotated[int, Field(ge=0)]] = {}
+    validation: float = Field(0.16, ge=0, lt=0.8)
 
 
 class GammaDelay(Section):

@@ -1,6 +1,7 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.core.strategy import Finishes, Strategy
 from latecomer.data.federation import Examples, Federation, federate
+from latecomer.data.options import SourceOptions
+from latecomer.data.rare import without_rare
 from latecomer.data.sources import load
 from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
@@ -25,6 +28,7 @@ from latecomer.fleet.profile import DeviceProfile
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
     Config,
+    DataConfig,
     GammaDelay,
     StopConfig,
     StrategyConfig,
@@ -32,6 +36,8 @@ from latecomer.study.config import (
 
 # Below this many local steps in a run, compiling the kernel takes longer than it saves.
 WORTH_COMPILING = 30_000
+
+TEST_SHARE = 0.2  # of a device's examples, behind its training and validation parts
 
 
 class Experiment:
@@ -49,16 +55,19 @@ class Experiment:
             else Recipe(strategy.name, "built from parts", "", lambda: strategy)
         )
         options = resolve_options(self.recipe, config.strategy.options)
-        dataset = load(config.data.source, config.data.path)
+        dataset = load(config.data.source, config.data.path, source_options(config.data))
         self.federation: Federation = federate(
-            dataset,
+            without_rare(dataset, config.data.min_examples),
             partition=config.data.partition,
             devices=config.fleet.devices,
             alpha=config.data.alpha,
             test=config.data.test,
             scale=config.data.scale,
             augment=config.data.augment,
+            split=(1 - TEST_SHARE - config.data.validation, config.data.validation, TEST_SHARE),
             per_device=config.data.per_device,
+            window=config.data.window,
+            replicas=config.data.replicas,
             seed=config.seed,
         )
         _check_late_classes(config, self.federation)
@@ -263,6 +272,11 @@ class Experiment:
             [[d.seconds_per_example, d.seconds_per_task] for d in self.fleet.devices], axis=0
         )
         return Fleet((DeviceProfile(float(speeds[0]), float(speeds[1])),), seed=self.config.seed)
+
+
+def source_options(data: DataConfig) -> SourceOptions:
+    """Those keys of `[data]` that are for the source alone."""
+    return SourceOptions(**{f.name: getattr(data, f.name) for f in fields(SourceOptions)})
 
 
 def _whole(path: str) -> str:
