@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from latecomer.data.augment import AUGMENTATIONS, balanced, base, none, replicate
+from latecomer.data.augment import AUGMENTATIONS, balanced, base, by_class, none, replicate
 
 X = np.arange(14, dtype=np.float32).reshape(7, 2)
 Y = np.array([2, 2, 2, 2, 2, 0, 0])
@@ -23,6 +23,13 @@ def test_base_adds_one_noisy_replica_of_each() -> None:
     np.testing.assert_array_equal(y, np.tile(Y, 2))
     np.testing.assert_allclose(x[7:], X, atol=1e-3)
     assert (x[7:] != X).any()
+
+
+def test_base_with_replicas_set_for_each_class() -> None:
+    x, y = by_class(np.array([20, 0, 1]))(X, Y, rng())
+    # The two examples of class 0 and 20 replicas of each; the five of class 2 and one of each.
+    assert np.bincount(y).tolist() == [42, 0, 10]
+    np.testing.assert_array_equal(x[:7], X)
 
 
 def test_balanced_brings_a_class_to_floor_of_the_ratio() -> None:

@@ -23,12 +23,16 @@ def none(x: X, y: Y, rng: Generator) -> tuple[X, Y]:
 
 
 def base(x: X, y: Y, rng: Generator) -> tuple[X, Y]:
-    """One noisy replica of every example.
-
-    The paper sets the number of replicas per activity by hand (running 20, cycling 8, walking
-    2, standing 1); those counts belong to its data, and `replicate` takes them.
-    """
+    """One noisy replica of every example: `by_class` where nobody has said how many of which."""
     return replicate(x, y, np.ones(len(y), dtype=np.int64), rng)
+
+
+def by_class(replicas: NDArray[np.int64]) -> Augmentation:
+    """`base` as the paper has it: so many replicas of each example as are set for its class.
+
+    The paper sets them by hand: running 20, cycling 8, walking 2, standing 1.
+    """
+    return lambda x, y, rng: replicate(x, y, replicas[y], rng)
 
 
 def balanced(x: X, y: Y, rng: Generator) -> tuple[X, Y]:

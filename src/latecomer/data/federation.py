@@ -1,6 +1,6 @@
 """A dataset laid out on devices: split, scaled, augmented, with a central test set."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from latecomer.data.augment import AUGMENTATIONS
+from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class
 from latecomer.data.dataset import Dataset
 from latecomer.data.partition import PARTITIONS, Indices
-from latecomer.data.scaling import impute, moments, pool, standardise
+from latecomer.data.scaling import Moments, impute, moments, pool, standardise
 from latecomer.errors import BadInput, unknown
 
 TESTS = ("fair", "held-out-clients", "official")
@@ -22,6 +22,10 @@ SCALES = ("global", "local", "none")
 PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM = range(4)
 
 MAX_LISTED = 10
+
+# What a device tells the server of its training part, for global scaling: here differential
+# privacy may put noise. Gets the device and its moments.
+Disclose = Callable[[int, Moments], Moments]
 
 
 class Examples(NamedTuple):
@@ -82,11 +86,15 @@ def federate(
     augment: str,
     split: tuple[float, float, float] = (0.64, 0.16, 0.2),
     per_device: int = 0,
+    window: int = 0,
+    replicas: Mapping[str, int] | None = None,
+    disclose: Disclose = lambda device, moments: moments,
     seed: int,
 ) -> Federation:
     """Lay `dataset` out on devices; the same arguments give the same federation.
 
-    `alpha` is for partition dirichlet only. With `per_device` no device has more training
+    `alpha` is for partition dirichlet only, `window` for time-window, `replicas` (by name of the
+    class) for augment base. With `per_device` no device has more training
     examples than that, replicas of augmentation apart. The central test set is, by `test`: "fair"
     the test share of every device; "held-out-clients" all data of a test share of the devices,
     which stay as ids without training data; "official" the rows that the dataset marks.
@@ -98,7 +106,8 @@ def federate(
     _check_numbers(devices, split, seed)
 
     official = _official_rows(dataset) if test == "official" else None
-    shares = _shares(dataset, official, partition, devices, alpha, seed)
+    augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
+    shares = _shares(dataset, official, partition, devices, alpha, window, seed)
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
     nothing = np.empty(0, dtype=np.int64)
     parts = [
@@ -110,12 +119,12 @@ def federate(
     if per_device:
         parts = [rows._replace(train=rows.train[:per_device]) for rows in parts]
 
-    scaler = _Scaler(dataset.x, parts, scale)
+    scaler = _Scaler(dataset.x, parts, scale, disclose)
     clients = []
     for device, rows in enumerate(parts):
         rescale = scaler.of(device)
         rng = np.random.default_rng([seed, AUGMENT_STREAM, device])
-        train = AUGMENTATIONS[augment](rescale(rows.train), dataset.y[rows.train], rng)
+        train = augmentation(rescale(rows.train), dataset.y[rows.train], rng)
         clients.append(
             ClientData(
                 train=_examples(*train),
@@ -143,7 +152,16 @@ def federate(
         num_classes=dataset.num_classes,
         class_names=dataset.class_names,
         input_shape=tuple(dataset.x.shape[1:]),
-        notes=tuple(_notes(dataset, devices, shares, held_out, central)),
+        notes=tuple(
+            _notes(
+                dataset,
+                devices,
+                shares,
+                held_out,
+                central,
+                official=0 if official is None else len(official),
+            )
+        ),
     )
 
 
@@ -169,6 +187,14 @@ def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -
         )
 
 
+def _augmentation(name: str, replicas: Mapping[str, int], classes: Sequence[str]) -> Augmentation:
+    for label in replicas:
+        _known("data.replicas", label, classes)
+    if name != "base" or not replicas:
+        return AUGMENTATIONS[name]
+    return by_class(np.array([replicas.get(label, 0) for label in classes], dtype=np.int64))
+
+
 def _official_rows(dataset: Dataset) -> Indices:
     if dataset.test is None:
         raise BadInput("test 'official' needs data that mark their test rows; use 'fair' instead")
@@ -187,6 +213,7 @@ def _shares(
     partition: str,
     devices: int,
     alpha: float,
+    window: int,
     seed: int,
 ) -> list[Indices]:
     rows = np.arange(len(dataset))
@@ -200,6 +227,7 @@ def _shares(
             np.random.default_rng([seed, PARTITION_STREAM]),
             alpha=alpha,
             subject=None if dataset.subject is None else dataset.subject[rows],
+            window=window,
         )
     ]
 
@@ -232,11 +260,13 @@ class _Scaler:
     Only moments of training parts are pooled, as they would be in a real federation.
     """
 
-    def __init__(self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str) -> None:
+    def __init__(
+        self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str, disclose: Disclose
+    ) -> None:
         self._x = x
         self._scale = scale
         own = [moments(x[rows.train]) for rows in parts]
-        self._all = pool(own)
+        self._all = pool(disclose(device, mine) for device, mine in enumerate(own))
         # A held-out device has no training part, and scales by what it has.
         self._own = [
             mine if len(rows.train) else moments(x[rows.test])
@@ -271,9 +301,13 @@ def _notes(
     shares: Sequence[Indices],
     held_out: Sequence[int],
     central: Examples,
+    official: int,
 ) -> Iterable[str]:
+    yield from dataset.notes
     if len(shares) != devices:
         yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
+    if unused := len(dataset) - sum(map(len, shares)) - official:
+        yield f"{unused} of {len(dataset)} examples lie in no device's window"
     if empty := [device for device, share in enumerate(shares) if not len(share)]:
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:
