@@ -44,7 +44,8 @@ class Task:
     """Train `params` (version `version` of `lineage`) on the device's data as `spec` says.
 
     `number` counts the tasks of this device: with the run's seed it names the random stream, so
-    that results do not depend on the order in which tasks are executed.
+    that results do not depend on the order in which tasks are executed. `began` is when it was
+    sent, put in by the engine; a device whose data change trains on what it had then.
     """
 
     id: int
@@ -55,6 +56,7 @@ class Task:
     spec: TrainSpec
     params: Tensor
     submodel: Submodel | None = None
+    began: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

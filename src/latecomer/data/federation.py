@@ -1,7 +1,7 @@
 """A dataset laid out on devices: split, scaled, augmented, with a central test set."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class
+from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
 from latecomer.data.dataset import Dataset
 from latecomer.data.partition import PARTITIONS, Indices
 from latecomer.data.scaling import Moments, impute, moments, pool, standardise
@@ -19,7 +19,7 @@ TESTS = ("fair", "held-out-clients", "official")
 SCALES = ("global", "local", "none")
 
 # One random stream per purpose (and device), so that no choice moves another.
-PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM = range(4)
+PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM, SECOND_STREAM = range(5)
 
 MAX_LISTED = 10
 
@@ -35,6 +35,10 @@ class Examples(NamedTuple):
     y: Tensor
 
 
+def _no_rows() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class ClientData:
     """What one device holds; any part may be empty."""
@@ -42,6 +46,10 @@ class ClientData:
     train: Examples
     validation: Examples
     test: Examples
+    # Which row of the data each example is: later rows were recorded later.
+    train_rows: Tensor = field(default_factory=_no_rows)
+    validation_rows: Tensor = field(default_factory=_no_rows)
+    test_rows: Tensor = field(default_factory=_no_rows)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class Federation:
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     notes: tuple[str, ...]
+    held_out: tuple[int, ...] = ()
+    second: tuple[ClientData, ...] = ()  # each example's counterpart in a second domain
 
     def class_counts(self) -> Tensor:
         """Training examples (replicas included) of each class on each device."""
@@ -89,6 +99,7 @@ def federate(
     window: int = 0,
     replicas: Mapping[str, int] | None = None,
     disclose: Disclose = lambda device, moments: moments,
+    second: Dataset | None = None,
     seed: int,
 ) -> Federation:
     """Lay `dataset` out on devices; the same arguments give the same federation.
@@ -97,7 +108,8 @@ def federate(
     class) for augment base. With `per_device` no device has more training
     examples than that, replicas of augmentation apart. The central test set is, by `test`: "fair"
     the test share of every device; "held-out-clients" all data of a test share of the devices,
-    which stay as ids without training data; "official" the rows that the dataset marks.
+    which stay as ids without training data; "official" the rows that the dataset marks. `second`
+    holds the same classes in another domain.
     """
     _known("partition", partition, PARTITIONS)
     _known("test", test, TESTS)
@@ -124,12 +136,17 @@ def federate(
     for device, rows in enumerate(parts):
         rescale = scaler.of(device)
         rng = np.random.default_rng([seed, AUGMENT_STREAM, device])
-        train = augmentation(rescale(rows.train), dataset.y[rows.train], rng)
+        labels = dataset.y[rows.train]
+        times = augmentation(labels)
+        x, y = replicate(rescale(rows.train), labels, times, rng)
         clients.append(
             ClientData(
-                train=_examples(*train),
+                train=_examples(x, y),
                 validation=_examples(rescale(rows.validation), dataset.y[rows.validation]),
                 test=_examples(rescale(rows.test), dataset.y[rows.test]),
+                train_rows=torch.from_numpy(np.concatenate([rows.train, rows.train.repeat(times)])),
+                validation_rows=torch.from_numpy(rows.validation),
+                test_rows=torch.from_numpy(rows.test),
             )
         )
 
@@ -152,6 +169,15 @@ def federate(
         num_classes=dataset.num_classes,
         class_names=dataset.class_names,
         input_shape=tuple(dataset.x.shape[1:]),
+        held_out=tuple(held_out),
+        second=()
+        if second is None
+        else tuple(
+            _counterpart(
+                client, second, dataset, scaler.like(device), [seed, SECOND_STREAM, device]
+            )
+            for device, client in enumerate(clients)
+        ),
         notes=tuple(
             _notes(
                 dataset,
@@ -275,15 +301,64 @@ class _Scaler:
 
     def of(self, device: int) -> Callable[[Indices], NDArray[np.float32]]:
         """How this device scales its rows."""
+        scaled = self.like(device)
+        return lambda rows: scaled(self._x[rows])
+
+    def like(self, device: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+        """How this device scales values, also such as are not among the data."""
         if self._scale != "local":
-            return self.pooled
+            return self._by_all
         by = self._own[device].where_unobserved(self._all)
-        return lambda rows: standardise(self._x[rows], by)
+        return lambda x: standardise(x, by)
 
     def pooled(self, rows: Indices) -> NDArray[np.float32]:
         """Rows scaled (or only imputed) by the pooled moments."""
+        return self._by_all(self._x[rows])
+
+    def _by_all(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         transform = impute if self._scale == "none" else standardise
-        return transform(self._x[rows], self._all)
+        return transform(x, self._all)
+
+
+def _counterpart(
+    client: ClientData,
+    second: Dataset,
+    first: Dataset,
+    scaled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    stream: Sequence[int],
+) -> ClientData:
+    """For each example one of the same class of the second domain, scaled as this device scales.
+
+    Test and validation parts draw from other rows than training parts do.
+    """
+    if second.x.shape[1:] != first.x.shape[1:]:
+        raise BadInput(
+            f"data.drift: the second domain has examples of shape {second.x.shape[1:]}, the first "
+            f"of {first.x.shape[1:]}; they must be alike"
+        )
+    rng = np.random.default_rng(stream)
+    held_back = np.zeros(len(second), dtype=np.bool_)
+    for label in range(second.num_classes):
+        # The same fifth of each class for every device, drawn without its stream.
+        there = np.random.default_rng(label).permutation(np.flatnonzero(second.y == label))
+        held_back[there[: -(-len(there) // 5)]] = True
+
+    def matched(part: Examples, kept: NDArray[np.bool_]) -> Examples:
+        rows = np.empty(len(part.y), dtype=np.int64)
+        for label in np.unique(part.y.numpy()).tolist():
+            there = np.flatnonzero((second.y == label) & kept)
+            if not len(there):
+                name = first.class_names[label]
+                raise BadInput(f"data.drift: the second domain has too few examples of {name!r}")
+            asked = np.flatnonzero(part.y.numpy() == label)
+            rows[asked] = np.resize(rng.permutation(there), len(asked))
+        return Examples(torch.from_numpy(scaled(second.x[rows])), part.y)
+
+    return ClientData(
+        matched(client.train, ~held_back),
+        matched(client.validation, held_back),
+        matched(client.test, held_back),
+    )
 
 
 def _examples(x: NDArray[np.float32], y: NDArray[np.int64]) -> Examples:

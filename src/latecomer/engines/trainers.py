@@ -149,6 +149,7 @@ class Batched:
     def _together(self, tasks: Sequence[Task]) -> list[Update]:
         clients = [self.clients[task.device] for task in tasks]
         plans = [client.plan(task) for client, task in zip(clients, tasks, strict=True)]
+        xs, ys = zip(*(c.data(t) for c, t in zip(clients, tasks, strict=True)), strict=True)
         spec = tasks[0].spec
         plan, ragged = stack_plans(plans)
 
@@ -159,9 +160,7 @@ class Batched:
 
         start = torch.stack([task.params for task in tasks])
         with torch.no_grad():
-            trained = torch.func.vmap(train)(
-                start, _stack([c.x for c in clients]), _stack([c.y for c in clients]), *plan
-            )
+            trained = torch.func.vmap(train)(start, _stack(xs), _stack(ys), *plan)
         deltas = trained.sub_(start)
         return [
             client.answer(task, delta.clone())

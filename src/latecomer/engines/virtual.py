@@ -224,6 +224,7 @@ class VirtualEngine:
 
     def _send(self, task: Task) -> None:
         size = task.params.numel() * task.params.element_size()
+        task.began = self._free_at
         journey = self.fleet.journey(
             task.device, task.number, self._free_at, self.trainer.examples(task), size, size
         )

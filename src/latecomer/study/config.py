@@ -28,6 +28,21 @@ Listed = Annotated[tuple[int, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
+class DriftConfig(Section):
+    """How data change during the run; times in nominal epochs of the fleet."""
+
+    kind: Literal["none", "grow", "replace", "transition", "shift"] = "none"
+    begin: float = Field(0.0, ge=0)
+    over: float = Field(0.0, ge=0)
+    first: float = Field(0.1, gt=0, le=1)
+    rate: float = Field(1.0, gt=0)
+    repeat: bool = False
+    second: Literal["rotated", "relabelled", "source"] = "rotated"
+    source: str = ""
+    path: str = ""
+    share: float = Field(0.5, ge=0, le=1)
+
+
 class DataConfig(Section):
     source: str = "digits"
     path: str = ""
@@ -47,6 +62,7 @@ class DataConfig(Section):
     augment: Literal["none", "base", "balanced"] = "none"
     replicas: dict[str, Annotated[int, Field(ge=0)]] = {}
     validation: float = Field(0.16, ge=0, lt=0.8)
+    drift: DriftConfig = DriftConfig()
 
 
 class GammaDelay(Section):
@@ -154,6 +170,7 @@ class StopConfig(Section):
     updates: int = Field(0, ge=0)
     epochs: int = Field(0, ge=0)
     virtual_seconds: float = Field(0.0, ge=0)
+    patience: int = Field(0, ge=0)
 
 
 class EvaluateConfig(Section):
