@@ -199,6 +199,7 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     compare: dict[str, dict[str, Any]] = {}
+    study: dict[str, dict[str, Any]] = {}
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
