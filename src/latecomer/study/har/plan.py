@@ -185,7 +185,7 @@ def _decisions(own: HarConfig, first: Experiment, quick: bool) -> list[_Decision
             config.data.scale,
             {v: {"data": {"scale": v}} for v in own.scale},
         ),
-        _Decision("optimizer", PARADIGMS, _optimizer(base.optimizer), _optimizers(own)),
+        _Decision("optimizer", FEDERATED, _optimizer(base.optimizer), _optimizers(own)),
         _Decision(
             "mixing",
             (ASYNCHRONOUS,),
