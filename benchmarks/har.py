@@ -2,8 +2,8 @@
 
 python benchmarks/har.py DIR [DIR ...] [--charts docs/studies]
 
-Each DIR gives four charts named after it: macro-F1 over client updates and over virtual time, labels
-per device, feature skew per class.
+Each DIR gives four charts named after it: macro-F1 over client updates and over virtual time,
+labels per device, feature skew per class.
 """
 
 import argparse
