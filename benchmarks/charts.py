@@ -36,9 +36,10 @@ def line_chart(
             f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{tick:g}</text>'
         )
     for i in range(5):
-        x, y = at(longest * i / 4, 0).split(",")
+        value = longest * i / 4
+        x, y = at(value, 0).split(",")
         parts.append(
-            f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{longest * i / 4:g}</text>'
+            f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{round(value, 2):g}</text>'
         )
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     parts.append(
@@ -110,10 +111,13 @@ def bar_chart(
         y, x = TOP + 14 + 20 * i, WIDTH - RIGHT + 14
         parts.append(f'<rect x="{x}" y="{y - 9}" width="18" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{x + 24}" y="{y}">{escape(label)}</text>')
+    # About 0.55 of its size is what a letter takes: names must not run into each other.
+    size = min(12.0, room / (0.55 * max(map(len, places))))
     for k, place in enumerate(places):
         x = LEFT + room * (k + 0.5)
         parts.append(
-            f'<text x="{x:.1f}" y="{TOP + depth + 16}" text-anchor="middle">{escape(place)}</text>'
+            f'<text x="{x:.1f}" y="{TOP + depth + 16}" text-anchor="middle"'
+            f' font-size="{size:.1f}">{escape(place)}</text>'
         )
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     parts.append(

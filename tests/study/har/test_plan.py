@@ -23,6 +23,7 @@ def test_one_decision_is_changed_at_a_time(scenario: Tree) -> None:
         "asynchronous-mixing-0.2",
         "asynchronous-server_delay-5",
         "asynchronous-strategy-fedasync",
+        "asynchronous-busy-fedasync",
         "synchronous-test-held-out-clients",
         "asynchronous-test-held-out-clients",
     ]

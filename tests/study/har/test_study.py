@@ -20,7 +20,7 @@ def study(scenario: Tree, tmp_path_factory: pytest.TempPathFactory) -> HarStudy:
 
 def test_one_row_per_run(study: HarStudy) -> None:
     table = pd.read_csv(study.folder / "results.csv", keep_default_na=False)
-    assert len(table) == 2 * 15
+    assert len(table) == 2 * 16
     assert not table.duplicated(["paradigm", "factor", "value", "seed"]).any()
     assert set(table["updates"]) == {36, 30}
     assert {"f1_sit", "f1_walk", "f1_run", "f1_rarest", "client_macro_f1_worst"} <= set(table)
@@ -91,7 +91,7 @@ def test_the_command(
         cli.main()
     assert not ended.value.code
     told = capsys.readouterr().out
-    assert "13/13" in told
+    assert "14/14" in told
     assert "## Against the paper" in told
     assert (tmp_path / "runs" / "study-har-mine" / "report.html").is_file()
 

@@ -31,9 +31,21 @@ class Effect:
         return int(math.copysign(1, self.mean)) if clear else 0
 
     @property
+    def reversed(self) -> "Effect":
+        """The same change the other way round."""
+        return Effect(-self.mean, self.std, self.half, self.seeds)
+
+    @property
     def small(self) -> bool:
         """Whether the interval lies within what matters to nobody."""
         return abs(self.mean) + self.half < SMALLEST
+
+    @property
+    def backs(self) -> int:
+        """Whether it backs the claim of a gain: +1; refutes it, by a loss or no gain: -1; or 0."""
+        if self.sign:
+            return self.sign
+        return -1 if self.mean + self.half < SMALLEST else 0
 
     def __str__(self) -> str:
         spread = f" ± {self.std:.3f}" if self.seeds > 1 else ""
@@ -53,13 +65,18 @@ def paired(differences: Sequence[float]) -> Effect:
 
 
 def effect(
-    table: pd.DataFrame, paradigm: str, factor: str, value: str, column: str = "macro_f1"
+    table: pd.DataFrame,
+    paradigm: str,
+    factor: str,
+    value: str,
+    column: str = "macro_f1",
+    against: tuple[str, str] = (BASE, ""),
 ) -> Effect | None:
-    """What changing `factor` from its base value to `value` does; None if it was not run."""
+    """What changing `factor` to `value` does to the runs `against`; None if it was not run."""
     changed = _by_seed(table, paradigm, factor, value, column)
     if changed.empty:
         return None
-    return paired((changed - _by_seed(table, paradigm, BASE, "", column)).tolist())
+    return paired((changed - _by_seed(table, paradigm, *against, column)).tolist())
 
 
 def _by_seed(

@@ -7,7 +7,7 @@ import pandas as pd
 
 from latecomer.study.har.effects import SMALLEST, effect
 from latecomer.study.har.judge import Evidence, verdicts
-from latecomer.study.har.plan import ASYNCHRONOUS, BASE, PARADIGMS, SYNCHRONOUS
+from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, PARADIGMS, SYNCHRONOUS
 from latecomer.study.har.scores import LAST
 from latecomer.study.terminal import span
 
@@ -21,6 +21,7 @@ DECISIONS = {
     "mixing": "mixing ratio",
     "server_delay": "server delay (s)",
     "strategy": "asynchronous strategy",
+    BUSY: "server delay (s)",
     "test": "test set",
 }
 # As in the paper: tuning first, then data and optimiser, then the server's side.
@@ -123,8 +124,11 @@ def decisions(found: Evidence) -> Iterable[str]:
     for factor in found.plan.factors:
         for paradigm in PARADIGMS:
             for value in found.plan.values(factor)[1:]:
-                change = effect(found.table, paradigm, factor, value)
-                rare = effect(found.table, paradigm, factor, value, "f1_rarest")
+                against = ("strategy", value) if factor == BUSY else (BASE, "")
+                change, rare = (
+                    effect(found.table, paradigm, factor, value, column, against)
+                    for column in ("macro_f1", "f1_rarest")
+                )
                 if change is None or rare is None:
                     continue
                 matters = "yes" if change.sign else "no" if change.small else "cannot tell"
@@ -134,7 +138,7 @@ def decisions(found: Evidence) -> Iterable[str]:
                         [
                             DECISIONS[factor],
                             paradigm,
-                            f"{found.plan.base[factor]} -> {value}",
+                            _change(found, factor, value),
                             str(change),
                             str(rare),
                             matters,
@@ -149,6 +153,13 @@ def decisions(found: Evidence) -> Iterable[str]:
         f' "yes": the 95% interval (Student) excludes 0 and the mean is at least {SMALLEST};'
         f' "no": the interval lies within ±{SMALLEST}.'
     )
+
+
+def _change(found: Evidence, factor: str, value: str) -> str:
+    if factor != BUSY:
+        return f"{found.plan.base[factor]} -> {value}"
+    delays = found.plan.values("server_delay")
+    return f"{delays[0]} -> {max(delays, key=float)} with {value}"
 
 
 def against(found: Evidence) -> Iterable[str]:

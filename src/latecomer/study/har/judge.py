@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 
 from latecomer.study.har.effects import Effect, effect, paired
-from latecomer.study.har.plan import ASYNCHRONOUS, BASE, FEDERATED, Plan
+from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, FEDERATED, Plan
 from latecomer.study.har.skew import Skew
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 LASTING_SKEW = 0.05  # share of variance between devices from which a class looks different
+PAPERS_STRATEGY = "async-share"
 MUCH_WIDER = 2.0  # ratio of spreads from which one test set is less stable than the other
 
 
@@ -55,7 +56,7 @@ def _test_set(found: Evidence) -> Verdict:
     }
     ratio = stds[held] / stds["fair"] if stds["fair"] else np.nan
     absent = found.missing.get(held, [])
-    mean = gap if other == held else Effect(-gap.mean, gap.std, gap.half, gap.seeds)
+    mean = gap if other == held else gap.reversed
     verdict = CANNOT_TELL
     if absent or ratio >= MUCH_WIDER or mean.sign:
         verdict = AGREE
@@ -143,19 +144,25 @@ def _optimiser(found: Evidence) -> Verdict:
 
 
 def _busy_server(found: Evidence) -> Verdict:
+    """Decided by the paper's own strategy where it was run, as it hangs on the strategy."""
+    claim = "a server that is busy per merge gives a worse model at equal updates"
     delays = found.plan.values("server_delay")
-    slowest = max(delays, key=float) if delays else ""
-    return _from_effects(
-        found,
-        6,
-        "busy server",
-        "a server that is busy per merge gives a worse model at equal updates",
-        [("server_delay", delays[0], value, 1 if value == slowest else 0) for value in delays[1:]]
-        if delays
-        else [],
-        ("macro_f1",),
-        paradigms=(ASYNCHRONOUS,),
-    )
+    if not delays:
+        return Verdict(6, "busy server", claim, CANNOT_TELL, "not run")
+    base, slowest = found.plan.strategy, max(delays, key=float)
+    losses: dict[str, Effect] = {}
+    for value in delays[1:]:
+        change = effect(found.table, ASYNCHRONOUS, "server_delay", value)
+        if change is not None:
+            losses[f"{base}, {value} s"] = change.reversed
+    for name in found.plan.values(BUSY)[1:]:
+        change = effect(found.table, ASYNCHRONOUS, BUSY, name, against=("strategy", name))
+        if change is not None:
+            losses[f"{name}, {slowest} s"] = change.reversed
+    papers = f"{PAPERS_STRATEGY}, {slowest} s"
+    deciding = [losses[papers]] if papers in losses else list(losses.values())
+    told = "; ".join(f"loss with {name}: {loss}" for name, loss in losses.items())
+    return Verdict(6, "busy server", claim, _together([loss.backs for loss in deciding]), told)
 
 
 Pair = tuple[str, str, str, int]  # factor, better by the paper, worse, whether it decides
@@ -181,15 +188,14 @@ def _from_effects(
                 what = "" if column == "macro_f1" else f" (F1 of {found.rarest})"
                 told.append(f"{better} minus {worse}, {paradigm}{what}: {diff}")
                 if decides:
-                    signs.append(diff.sign)
+                    signs.append(diff.backs)
+    return Verdict(number, topic, claim, _together(signs), "; ".join(told) or "not run")
+
+
+def _together(signs: list[int]) -> str:
+    """All that say something must say the same."""
     clear = {sign for sign in signs if sign}
-    if clear == {1}:
-        verdict = AGREE
-    elif clear == {-1}:
-        verdict = DISAGREE
-    else:
-        verdict = CANNOT_TELL
-    return Verdict(number, topic, claim, verdict, "; ".join(told) or "not run")
+    return AGREE if clear == {1} else DISAGREE if clear == {-1} else CANNOT_TELL
 
 
 def _difference(

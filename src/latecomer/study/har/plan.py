@@ -20,6 +20,7 @@ PARADIGMS = (CENTRALISED, SYNCHRONOUS, ASYNCHRONOUS)
 FEDERATED = (SYNCHRONOUS, ASYNCHRONOUS)
 
 BASE = "base"  # the factor of a run in which nothing is changed
+BUSY = "busy"  # another strategy and a slow server: to be compared with that strategy alone
 EVALUATION_PER_MERGE = 10  # a busy server's evaluation takes so many merges (the paper: 10 s, 1 s)
 QUICKER = 5  # how many times fewer updates a quick study makes
 MIXING_OPTIONS = ("mixing", "alpha", "server_lr")  # how strategies call it, by precedence
@@ -78,6 +79,7 @@ class Plan:
     base: Mapping[str, str]  # factor -> value in the base runs
     rounds: int
     devices: int
+    strategy: str  # the asynchronous one
 
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
         # Seed by seed: an interrupted study has whole comparisons.
@@ -142,7 +144,7 @@ def make_plan(tree: Mapping[str, Any], quick: bool = False) -> Plan:
             for paradigm in decision.paradigms
         ]
     base = {decision.factor: decision.base for decision in decisions}
-    return Plan(tuple(variants), base, rounds, devices)
+    return Plan(tuple(variants), base, rounds, devices, config.strategy.name)
 
 
 def har_config(table: Any) -> HarConfig:
@@ -209,6 +211,7 @@ def _decisions(own: HarConfig, first: Experiment, quick: bool) -> list[_Decision
             config.strategy.name,
             {v: {"strategy": {"name": v}} for v in own.strategies},
         ),
+        _Decision(BUSY, (ASYNCHRONOUS,), config.strategy.name, _busy(own, config)),
         _Decision(
             "test",
             FEDERATED,
@@ -219,6 +222,15 @@ def _decisions(own: HarConfig, first: Experiment, quick: bool) -> list[_Decision
     if quick:
         found = [_only_last(decision) for decision in found]
     return [d for d in found if any(value != d.base for value in d.changes)]
+
+
+def _busy(own: HarConfig, config: Config) -> dict[str, Tree]:
+    """The other strategies with the slowest server: what delay does hangs on the strategy."""
+    slowest = max(own.server_delay, default=0.0)
+    if slowest <= config.server.merge_seconds:
+        return {}
+    delay = {"merge_seconds": slowest, "evaluate_seconds": EVALUATION_PER_MERGE * slowest}
+    return {v: {"strategy": {"name": v}, "server": delay} for v in own.strategies}
 
 
 def _only_last(decision: _Decision) -> _Decision:
@@ -268,7 +280,7 @@ class _Maker:
             tree["strategy"] = {"name": "centralised"}
         elif paradigm == SYNCHRONOUS:
             tree["strategy"] = {"name": self.own.synchronous}
-        elif factor == "strategy":
+        elif factor in ("strategy", BUSY):
             tree["strategy"] = {"name": value}  # options belong to the other one
         config = parse(tree, f"study har, {paradigm} {factor} {value}".strip())
         recipe = find_recipe(config.strategy.name)
