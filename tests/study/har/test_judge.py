@@ -51,7 +51,7 @@ def test_results_like_the_papers(plan: Plan) -> None:
     assert [v.number for v in found] == [1, 2, 3, 4, 5, 6]
     assert [v.verdict for v in found] == [AGREE] * 6
     assert "more in the minority" in found[3].numbers
-    assert "base minus none, asynchronous: +0.100" in found[1].numbers
+    assert "base minus none, asynchronous: +0.1" in found[1].numbers
 
 
 def test_results_unlike_the_papers(plan: Plan) -> None:
