@@ -1,4 +1,4 @@
-"""A line chart as SVG, for the studies in docs/: a mean over seeds with its range shaded."""
+"""Charts as SVG, for the studies in docs/: lines with their range shaded, and bars."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -36,9 +36,10 @@ def line_chart(
             f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{tick:g}</text>'
         )
     for i in range(5):
-        x, y = at(longest * i / 4, 0).split(",")
+        value = longest * i / 4
+        x, y = at(value, 0).split(",")
         parts.append(
-            f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{longest * i / 4:g}</text>'
+            f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{round(value, 2):g}</text>'
         )
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     parts.append(
@@ -64,5 +65,65 @@ def line_chart(
         parts.append(f'<rect x="{x}" y="{y - 4}" width="18" height="3" fill="{colour}"/>')
         parts.append(f'<text x="{x + 24}" y="{y}">{escape(label)}</text>')
     parts.append("</svg>")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(parts) + "\n")
+
+
+def bar_chart(
+    path: Path,
+    title: str,
+    x_title: str,
+    y_title: str,
+    places: Sequence[str],
+    bars: Mapping[str, Sequence[float]],
+    stacked: bool,
+) -> None:
+    """One bar per label at every place, on top of each other or side by side."""
+    totals = [sum(values) for values in zip(*bars.values(), strict=True)]
+    highest = max(totals if stacked else (v for values in bars.values() for v in values)) or 1.0
+    room = (WIDTH - LEFT - RIGHT) / len(places)
+    width = 0.8 * room / (1 if stacked else len(bars))
+    depth = HEIGHT - TOP - BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
+    ]
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = TOP + depth * (1 - tick)
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick * highest:.3g}</text>'
+        )
+    heights = [0.0] * len(places)
+    for i, (label, values) in enumerate(bars.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        for k, value in enumerate(values):
+            tall = depth * value / highest
+            x = LEFT + room * k + 0.1 * room + (0 if stacked else width * i)
+            y = TOP + depth - tall - (heights[k] if stacked else 0)
+            heights[k] += tall
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{tall:.1f}"'
+                f' fill="{colour}"/>'
+            )
+        y, x = TOP + 14 + 20 * i, WIDTH - RIGHT + 14
+        parts.append(f'<rect x="{x}" y="{y - 9}" width="18" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 24}" y="{y}">{escape(label)}</text>')
+    # About 0.55 of its size is what a letter takes: names must not run into each other.
+    size = min(12.0, room / (0.55 * max(map(len, places))))
+    for k, place in enumerate(places):
+        x = LEFT + room * (k + 0.5)
+        parts.append(
+            f'<text x="{x:.1f}" y="{TOP + depth + 16}" text-anchor="middle"'
+            f' font-size="{size:.1f}">{escape(place)}</text>'
+        )
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>'
+        f'<text transform="translate(14,{HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_title)}</text></svg>"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(parts) + "\n")

@@ -130,6 +130,52 @@ def compare(
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 
+studies = typer.Typer(help="Whole studies on your own data.", no_args_is_help=True)
+app.add_typer(studies, name="study")
+
+
+@studies.command()
+def har(
+    config: Annotated[Path, typer.Argument(help="A TOML config: data, fleet, model, strategy.")],
+    settings: Settings = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for the results; a started study goes on there."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "1,2,3",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A fifth of the updates, one change per decision.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Centralised, synchronous, asynchronous: the price of each step, and which decisions matter.
+
+    The same command again finishes what was interrupted.
+    """
+    from rich.console import Console
+
+    from latecomer.study.config import read_toml, with_settings
+    from latecomer.study.har.study import run_har
+
+    console = Console()
+
+    def told(cell: Any, summary: Any, done: int, of: int) -> None:
+        if not quiet:
+            line = f"{done}/{of} {cell.strategy}, seed {cell.seed}: {summary['macro_f1']:.3f}"
+            console.print(line, highlight=False)
+
+    tree = with_settings(read_toml(config), settings or [])
+    folder = out or Path("runs") / f"study-har-{config.stem}"
+    study = run_har(tree, _listed(seeds, "--seeds", int), folder, jobs, quick, told)
+    if quiet:
+        typer.echo(folder)
+        return
+    console.print(study.text.split("## Tables")[0], markup=False, highlight=False, soft_wrap=True)
+    names = f"results:  {folder / 'results.csv'}\nfindings: {folder / 'findings.md'}"
+    console.print(f"{names}\nreport:   {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|fleets")],

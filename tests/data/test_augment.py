@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from latecomer.data.augment import AUGMENTATIONS, balanced, base, none, replicate
+from latecomer.data.augment import AUGMENTATIONS, balanced, base, by_class, none, replicate
 
 X = np.arange(14, dtype=np.float32).reshape(7, 2)
 Y = np.array([2, 2, 2, 2, 2, 0, 0])
@@ -12,21 +12,28 @@ def rng() -> np.random.Generator:
 
 
 def test_none_changes_nothing() -> None:
-    x, y = none(X, Y, rng())
+    x, y = replicate(X, Y, none(Y), rng())
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, Y)
 
 
 def test_base_adds_one_noisy_replica_of_each() -> None:
-    x, y = base(X, Y, rng())
+    x, y = replicate(X, Y, base(Y), rng())
     np.testing.assert_array_equal(x[:7], X)
     np.testing.assert_array_equal(y, np.tile(Y, 2))
     np.testing.assert_allclose(x[7:], X, atol=1e-3)
     assert (x[7:] != X).any()
 
 
+def test_base_with_replicas_set_for_each_class() -> None:
+    x, y = replicate(X, Y, by_class(np.array([20, 0, 1]))(Y), rng())
+    # The two examples of class 0 and 20 replicas of each; the five of class 2 and one of each.
+    assert np.bincount(y).tolist() == [42, 0, 10]
+    np.testing.assert_array_equal(x[:7], X)
+
+
 def test_balanced_brings_a_class_to_floor_of_the_ratio() -> None:
-    x, y = balanced(X, Y, rng())
+    x, y = replicate(X, Y, balanced(Y), rng())
     # floor(5 / 2) = 2 of each example of class 0, one of each of class 2.
     assert np.bincount(y).tolist() == [4, 0, 5]
     np.testing.assert_allclose(x[7:], X[5:], atol=1e-3)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.federation import Federation, _split, federate
+from latecomer.data.scaling import Moments
 from latecomer.errors import BadInput
 
 NAN = float("nan")
@@ -248,3 +250,76 @@ def test_bad_requests(change: dict[str, Any], message: str) -> None:
 def test_official_needs_some_rows_but_not_all(marked: int) -> None:
     with pytest.raises(BadInput, match=f"{marked} of 10 rows are marked as test"):
         lay_out(numbered(10, test=np.arange(10) < marked), test="official")
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "one-class", "by-subject"])
+@pytest.mark.parametrize("devices", [3, 17])
+def test_global_scaling_is_scaling_the_pooled_data(partition: str, devices: int) -> None:
+    """To 1e-6, whatever the split, with missing values, a constant and a far-off feature."""
+    rng = np.random.default_rng(7)
+    y = rng.integers(0, 3, 200)
+    x = rng.normal(size=(200, 5)) + y[:, None]
+    x[:, 1] = 0.1  # constant
+    x[:, 2] = 1e4 + x[:, 2]  # far off
+    x[rng.random(x.shape) < 0.2] = NAN
+    x[:, 3] = np.where(y == 1, x[:, 3], NAN)  # whole devices never see it
+    data = Dataset(x=x.astype(np.float32), y=y, subject=rng.integers(0, devices, 200))
+    raw = lay_out(data, partition=partition, devices=devices, scale="none")
+    made = lay_out(data, partition=partition, devices=devices, scale="global")
+    direct = _pooled_by_hand(data, raw)
+    np.testing.assert_allclose(made.pooled().x.numpy(), direct, atol=1e-6)
+    assert not made.pooled().x[:, 1].any()
+    assert torch.isfinite(made.test.x).all()
+
+
+def _pooled_by_hand(data: Dataset, raw: Federation) -> np.ndarray:
+    """The training rows in the federation's order, scaled in one place in double precision."""
+    by_value = {}
+    for row in data.x:
+        by_value.setdefault(tuple(row[~np.isnan(row)].tolist()), row)
+    found = []
+    for row in raw.pooled().x.numpy():
+        match = [
+            kept
+            for kept in by_value.values()
+            if np.array_equal(row[~np.isnan(kept)], kept[~np.isnan(kept)])
+        ]
+        found.append(max(match, key=lambda kept: (~np.isnan(kept)).sum()))
+    train = np.stack(found).astype(np.float64)
+    std = np.nanstd(train, axis=0)
+    std[1] = 1.0
+    return np.nan_to_num((train - np.nanmean(train, axis=0)) / std)
+
+
+def test_replicas_by_name_of_the_class() -> None:
+    data = numbered(20, class_names=("sit", "run"))
+    made = lay_out(data, augment="base", devices=1, replicas={"run": 3})
+    sit, run = made.class_counts()[0].tolist()
+    plain = lay_out(data, devices=1).class_counts()[0].tolist()
+    assert [sit, run] == [plain[0], 4 * plain[1]]
+    with pytest.raises(BadInput, match=r"data\.replicas 'rum' is unknown; did you mean 'run'"):
+        lay_out(data, augment="base", replicas={"rum": 3})
+
+
+def test_what_devices_disclose_is_what_is_pooled() -> None:
+    data = numbered(40)
+    asked = []
+
+    def told(device: int, mine: Moments) -> Moments:
+        asked.append(device)
+        return replace(mine, mean=np.zeros(1))
+
+    made = lay_out(data, scale="global", disclose=told)
+    assert asked == [0, 1, 2, 3]
+    assert made.pooled().x.min() > 0
+
+
+def test_examples_outside_of_all_windows_are_told() -> None:
+    made = lay_out(numbered(40), partition="time-window", window=6)
+    assert len(held(made)) == 24
+    assert made.notes[0] == "16 of 40 examples lie in no device's window"
+
+
+def test_notes_of_the_data_come_first() -> None:
+    made = lay_out(numbered(40, notes=("half of it is gone",)))
+    assert made.notes == ("half of it is gone",)

@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latecomer.data.partition import PARTITIONS, by_subject, dirichlet, iid, one_class
+from latecomer.data.partition import (
+    PARTITIONS,
+    by_subject,
+    dirichlet,
+    iid,
+    one_class,
+    time_window,
+)
 from latecomer.errors import BadInput
 
 
@@ -12,7 +19,7 @@ def rng() -> np.random.Generator:
 
 
 @given(
-    name=st.sampled_from(sorted(PARTITIONS)),
+    name=st.sampled_from(sorted(set(PARTITIONS) - {"time-window"})),
     y=st.lists(st.integers(0, 5), min_size=1, max_size=60),
     devices=st.integers(1, 80),
     alpha=st.sampled_from([5e-324, 1e-300, 1e-3, 0.1, 1.0, 100.0, 1e308]),
@@ -105,3 +112,36 @@ Y = np.array([0, 1, 2, 0])
 def test_bad_requests(name: str, devices: int, alpha: float, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         PARTITIONS[name](Y, devices, rng(), alpha=alpha, subject=None)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    devices=st.integers(1, 12),
+    data=st.data(),
+)
+def test_a_time_window_is_a_stretch_of_one_recording(
+    sizes: list[int], devices: int, data: st.DataObject
+) -> None:
+    subject = np.repeat(np.arange(len(sizes)), sizes)
+    whole = time_window(devices, len(subject), subject, 0)
+    assert len(whole) == devices
+    window = data.draw(st.integers(0, min(len(share) for share in whole)))
+    shares = time_window(devices, len(subject), subject, window)
+    for share in shares:
+        assert (np.diff(share) == 1).all()
+        assert len(set(subject[share])) <= 1
+        assert not window or len(share) == window
+    rows = np.concatenate(shares)
+    assert len(set(rows)) == len(rows)
+
+
+def test_a_short_window_holds_one_class_and_a_long_one_many() -> None:
+    y = np.repeat(np.arange(6), 10)  # one recording: ten examples of each class in turn
+    short, long = (time_window(3, 60, None, window) for window in (5, 20))
+    assert [len(set(y[share])) for share in short] == [1, 1, 1]
+    assert [len(set(y[share])) for share in long] == [2, 2, 2]
+
+
+def test_a_window_too_long_for_the_devices() -> None:
+    with pytest.raises(BadInput, match=r"data\.window = 21: 3 devices leave stretches of 20"):
+        time_window(3, 60, None, 21)

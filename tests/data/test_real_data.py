@@ -1,12 +1,16 @@
 """Opt-in: real datasets in the folder LATECOMER_DATA; skipped where there are none."""
 
 import os
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from latecomer.data import extrasensory, uci_har
 from latecomer.data.federation import federate
+from latecomer.data.options import SourceOptions
 from latecomer.data.sources import load
 
 ROOT = Path(__file__).parents[2]
@@ -49,3 +53,70 @@ def test_mnist() -> None:
     assert data.test is not None
     assert data.test.sum() == 10000
     assert data.num_classes == 10
+
+
+def folder(name: str) -> Path:
+    path = FOLDER / name
+    if not path.is_dir():
+        pytest.skip(f"{name} is not here; set LATECOMER_DATA to the folder that holds it")
+    return path
+
+
+def test_extrasensory() -> None:
+    data = load("extrasensory", str(folder("extrasensory")))
+    assert data.x.shape == (21976, 161)
+    assert data.num_classes == 6
+    assert data.subject is not None
+    assert len(np.unique(data.subject)) == 10
+    assert 0.1 < np.isnan(data.x).mean() < 0.2
+    assert data.notes == ("1911 of 23887 rows carry no label and are dropped",)
+
+
+def test_extrasensory_columns_are_the_published_ones() -> None:
+    columns = (folder("formats") / "extrasensory_columns.txt").read_text().split()
+    assert len(columns) == extrasensory.COLUMNS
+    labels = [name.removeprefix("label:") for name in columns if name.startswith("label:")]
+    assert len(labels) == 51
+    assert set(extrasensory.EXCLUSIVE) <= set(labels)
+    blocks = {name.split(":")[0] for name in columns[1:226]}
+    assert blocks <= {name.split(":")[0] for name in extrasensory.SENSORS.values()}
+
+
+def test_uci_har_rows_are_the_published_ones(tmp_path: Path) -> None:
+    """The official labels and subjects, with features of our own: 10,299 rows and no note."""
+    root = tmp_path / "UCI HAR Dataset"
+    shutil.copytree(folder("formats") / "uci_har", root, copy_function=shutil.copyfile)
+    for split, rows in uci_har.PUBLISHED.items():
+        line = " 0.0000000e+000" * uci_har.FEATURES + "\n"
+        (root / split).chmod(0o755)
+        (root / split / f"X_{split}.txt").write_text(line * rows)
+    data = load("uci-har", str(tmp_path))
+    assert data.x.shape == (7352 + 2947, 561)
+    assert data.test is not None
+    assert data.test.sum() == 2947
+    assert data.subject is not None
+    assert np.unique(data.subject).tolist() == list(range(1, 31))
+    assert data.num_classes == 6
+    assert data.notes == ()
+
+
+def test_a_real_line_of_pamap2(tmp_path: Path) -> None:
+    line = (folder("formats") / "pamap2_subject101_first_line.dat").read_text().strip()
+    (tmp_path / "Protocol").mkdir()
+    walking = line.split()
+    walking[1] = "4"
+    lying = [*walking]
+    lying[1] = "1"
+    text = "\n".join([line] + [" ".join(walking)] * 4 + [" ".join(lying)] * 4) + "\n"
+    (tmp_path / "Protocol" / "subject101.dat").write_text(text)
+    data = load("pamap2", str(tmp_path), SourceOptions(length=2))
+    assert data.x.shape == (6, 2, 31)
+    assert data.x[0, 0, :3].tolist() == pytest.approx([104, 30, 2.37223])
+
+
+def test_watch() -> None:
+    if find_spec("seglearn") is None:
+        pytest.skip("seglearn is not installed")
+    data = load("watch")
+    assert data.x.shape == (4677, 100, 6)
+    assert data.num_classes == 7

@@ -342,3 +342,14 @@ def test_a_run_that_gets_nowhere_ends(
         start(trouble)
     monkeypatch.setattr(runner, "STUCK", 10**9)
     assert start(trouble, "stop.virtual_seconds=500")[1]["updates"] == 0
+
+
+def test_the_devices_point_of_view(start: Start) -> None:
+    folder, summary = start("data.alpha=0.1")
+    for key in ("client_balanced_accuracy", "client_macro_f1"):
+        assert 0 <= summary[key]["worst"] <= summary[key]["mean"] <= 1
+    assert summary["client_macro_f1"]["mean"] != summary["macro_f1"]
+    assert 0 <= summary["worst_client"] < 10
+    flat = flatten(summary)
+    assert "client_macro_f1_worst" in flat
+    assert load(folder).summary["best"] is None  # type: ignore[union-attr]

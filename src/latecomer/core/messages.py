@@ -58,6 +58,8 @@ class Task:
     that results do not depend on the order in which tasks are executed. Where there are `offers`,
     the device starts from whichever model has the least loss on its data, and says which.
     `broadcasts` are newer models sent while it works; it may go on from the last it has received.
+    `began` is when it was sent, put in by the engine; a device whose data change trains on what it
+    had then.
     """
 
     id: int
@@ -70,6 +72,7 @@ class Task:
     submodel: Submodel | None = None
     offers: tuple[Offer, ...] = ()
     broadcasts: tuple[Offer, ...] = ()
+    began: float = 0.0
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -12,31 +12,36 @@ from numpy.typing import NDArray
 
 X = NDArray[np.float32]
 Y = NDArray[np.int64]
-Augmentation = Callable[[X, Y, Generator], tuple[X, Y]]
+Augmentation = Callable[[Y], NDArray[np.int64]]  # how many replicas of each example
 
 NOISE_STD = 1e-4
 
 
-def none(x: X, y: Y, rng: Generator) -> tuple[X, Y]:
+def none(y: Y) -> NDArray[np.int64]:
     """The examples as they are."""
-    return x, y
+    return np.zeros(len(y), dtype=np.int64)
 
 
-def base(x: X, y: Y, rng: Generator) -> tuple[X, Y]:
-    """One noisy replica of every example.
+def base(y: Y) -> NDArray[np.int64]:
+    """One replica of every example: `by_class` where nobody has said how many of which."""
+    return np.ones(len(y), dtype=np.int64)
 
-    The paper sets the number of replicas per activity by hand (running 20, cycling 8, walking
-    2, standing 1); those counts belong to its data, and `replicate` takes them.
+
+def by_class(replicas: NDArray[np.int64]) -> Augmentation:
+    """`base` as the paper has it: so many replicas of each example as are set for its class.
+
+    The paper sets them by hand: running 20, cycling 8, walking 2, standing 1.
     """
-    return replicate(x, y, np.ones(len(y), dtype=np.int64), rng)
+    return lambda y: replicas[y]
 
 
-def balanced(x: X, y: Y, rng: Generator) -> tuple[X, Y]:
+def balanced(y: Y) -> NDArray[np.int64]:
     """Every class of the device floor(n_max / n_class) times, the originals among them."""
     if len(y) == 0:
-        return x, y
+        return none(y)
     counts = np.bincount(y)
-    return replicate(x, y, counts.max() // counts[y] - 1, rng)
+    times: NDArray[np.int64] = counts.max() // counts[y] - 1
+    return times
 
 
 def replicate(x: X, y: Y, times: NDArray[np.int64], rng: Generator) -> tuple[X, Y]:

@@ -25,6 +25,7 @@ class Dataset:
     subject: NDArray[np.generic] | None = None
     test: NDArray[np.bool_] | None = None
     class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out in reading, for the user to know
     where: InitVar[str] = "data"
 
     def __post_init__(self, where: str) -> None:

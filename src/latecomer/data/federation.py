@@ -1,7 +1,7 @@
 """A dataset laid out on devices: split, scaled, augmented, with a central test set."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -9,19 +9,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from latecomer.data.augment import AUGMENTATIONS
+from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
 from latecomer.data.dataset import Dataset
 from latecomer.data.partition import PARTITIONS, Indices
-from latecomer.data.scaling import impute, moments, pool, standardise
+from latecomer.data.scaling import Moments, impute, moments, pool, standardise
 from latecomer.errors import BadInput, unknown
 
 TESTS = ("fair", "held-out-clients", "official")
 SCALES = ("global", "local", "none")
 
 # One random stream per purpose (and device), so that no choice moves another.
-PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM = range(4)
+PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM, SECOND_STREAM = range(5)
 
 MAX_LISTED = 10
+
+# What a device tells the server of its training part, for global scaling: here differential
+# privacy may put noise. Gets the device and its moments.
+Disclose = Callable[[int, Moments], Moments]
 
 
 class Examples(NamedTuple):
@@ -31,6 +35,10 @@ class Examples(NamedTuple):
     y: Tensor
 
 
+def _no_rows() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class ClientData:
     """What one device holds; any part may be empty."""
@@ -38,6 +46,10 @@ class ClientData:
     train: Examples
     validation: Examples
     test: Examples
+    # Which row of the data each example is: later rows were recorded later.
+    train_rows: Tensor = field(default_factory=_no_rows)
+    validation_rows: Tensor = field(default_factory=_no_rows)
+    test_rows: Tensor = field(default_factory=_no_rows)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,8 @@ class Federation:
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     notes: tuple[str, ...]
+    held_out: tuple[int, ...] = ()
+    second: tuple[ClientData, ...] = ()  # each example's counterpart in a second domain
 
     def class_counts(self) -> Tensor:
         """Training examples (replicas included) of each class on each device."""
@@ -82,14 +96,20 @@ def federate(
     augment: str,
     split: tuple[float, float, float] = (0.64, 0.16, 0.2),
     per_device: int = 0,
+    window: int = 0,
+    replicas: Mapping[str, int] | None = None,
+    disclose: Disclose = lambda device, moments: moments,
+    second: Dataset | None = None,
     seed: int,
 ) -> Federation:
     """Lay `dataset` out on devices; the same arguments give the same federation.
 
-    `alpha` is for partition dirichlet only. With `per_device` no device has more training
+    `alpha` is for partition dirichlet only, `window` for time-window, `replicas` (by name of the
+    class) for augment base. With `per_device` no device has more training
     examples than that, replicas of augmentation apart. The central test set is, by `test`: "fair"
     the test share of every device; "held-out-clients" all data of a test share of the devices,
-    which stay as ids without training data; "official" the rows that the dataset marks.
+    which stay as ids without training data; "official" the rows that the dataset marks. `second`
+    holds the same classes in another domain.
     """
     _known("partition", partition, PARTITIONS)
     _known("test", test, TESTS)
@@ -98,7 +118,8 @@ def federate(
     _check_numbers(devices, split, seed)
 
     official = _official_rows(dataset) if test == "official" else None
-    shares = _shares(dataset, official, partition, devices, alpha, seed)
+    augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
+    shares = _shares(dataset, official, partition, devices, alpha, window, seed)
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
     nothing = np.empty(0, dtype=np.int64)
     parts = [
@@ -110,17 +131,22 @@ def federate(
     if per_device:
         parts = [rows._replace(train=rows.train[:per_device]) for rows in parts]
 
-    scaler = _Scaler(dataset.x, parts, scale)
+    scaler = _Scaler(dataset.x, parts, scale, disclose)
     clients = []
     for device, rows in enumerate(parts):
         rescale = scaler.of(device)
         rng = np.random.default_rng([seed, AUGMENT_STREAM, device])
-        train = AUGMENTATIONS[augment](rescale(rows.train), dataset.y[rows.train], rng)
+        labels = dataset.y[rows.train]
+        times = augmentation(labels)
+        x, y = replicate(rescale(rows.train), labels, times, rng)
         clients.append(
             ClientData(
-                train=_examples(*train),
+                train=_examples(x, y),
                 validation=_examples(rescale(rows.validation), dataset.y[rows.validation]),
                 test=_examples(rescale(rows.test), dataset.y[rows.test]),
+                train_rows=torch.from_numpy(np.concatenate([rows.train, rows.train.repeat(times)])),
+                validation_rows=torch.from_numpy(rows.validation),
+                test_rows=torch.from_numpy(rows.test),
             )
         )
 
@@ -143,7 +169,25 @@ def federate(
         num_classes=dataset.num_classes,
         class_names=dataset.class_names,
         input_shape=tuple(dataset.x.shape[1:]),
-        notes=tuple(_notes(dataset, devices, shares, held_out, central)),
+        held_out=tuple(held_out),
+        second=()
+        if second is None
+        else tuple(
+            _counterpart(
+                client, second, dataset, scaler.like(device), [seed, SECOND_STREAM, device]
+            )
+            for device, client in enumerate(clients)
+        ),
+        notes=tuple(
+            _notes(
+                dataset,
+                devices,
+                shares,
+                held_out,
+                central,
+                official=0 if official is None else len(official),
+            )
+        ),
     )
 
 
@@ -169,6 +213,14 @@ def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -
         )
 
 
+def _augmentation(name: str, replicas: Mapping[str, int], classes: Sequence[str]) -> Augmentation:
+    for label in replicas:
+        _known("data.replicas", label, classes)
+    if name != "base" or not replicas:
+        return AUGMENTATIONS[name]
+    return by_class(np.array([replicas.get(label, 0) for label in classes], dtype=np.int64))
+
+
 def _official_rows(dataset: Dataset) -> Indices:
     if dataset.test is None:
         raise BadInput("test 'official' needs data that mark their test rows; use 'fair' instead")
@@ -187,6 +239,7 @@ def _shares(
     partition: str,
     devices: int,
     alpha: float,
+    window: int,
     seed: int,
 ) -> list[Indices]:
     rows = np.arange(len(dataset))
@@ -200,6 +253,7 @@ def _shares(
             np.random.default_rng([seed, PARTITION_STREAM]),
             alpha=alpha,
             subject=None if dataset.subject is None else dataset.subject[rows],
+            window=window,
         )
     ]
 
@@ -232,11 +286,13 @@ class _Scaler:
     Only moments of training parts are pooled, as they would be in a real federation.
     """
 
-    def __init__(self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str) -> None:
+    def __init__(
+        self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str, disclose: Disclose
+    ) -> None:
         self._x = x
         self._scale = scale
         own = [moments(x[rows.train]) for rows in parts]
-        self._all = pool(own)
+        self._all = pool(disclose(device, mine) for device, mine in enumerate(own))
         # A held-out device has no training part, and scales by what it has.
         self._own = [
             mine if len(rows.train) else moments(x[rows.test])
@@ -245,15 +301,64 @@ class _Scaler:
 
     def of(self, device: int) -> Callable[[Indices], NDArray[np.float32]]:
         """How this device scales its rows."""
+        scaled = self.like(device)
+        return lambda rows: scaled(self._x[rows])
+
+    def like(self, device: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+        """How this device scales values, also such as are not among the data."""
         if self._scale != "local":
-            return self.pooled
+            return self._by_all
         by = self._own[device].where_unobserved(self._all)
-        return lambda rows: standardise(self._x[rows], by)
+        return lambda x: standardise(x, by)
 
     def pooled(self, rows: Indices) -> NDArray[np.float32]:
         """Rows scaled (or only imputed) by the pooled moments."""
+        return self._by_all(self._x[rows])
+
+    def _by_all(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         transform = impute if self._scale == "none" else standardise
-        return transform(self._x[rows], self._all)
+        return transform(x, self._all)
+
+
+def _counterpart(
+    client: ClientData,
+    second: Dataset,
+    first: Dataset,
+    scaled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    stream: Sequence[int],
+) -> ClientData:
+    """For each example one of the same class of the second domain, scaled as this device scales.
+
+    Test and validation parts draw from other rows than training parts do.
+    """
+    if second.x.shape[1:] != first.x.shape[1:]:
+        raise BadInput(
+            f"data.drift: the second domain has examples of shape {second.x.shape[1:]}, the first "
+            f"of {first.x.shape[1:]}; they must be alike"
+        )
+    rng = np.random.default_rng(stream)
+    held_back = np.zeros(len(second), dtype=np.bool_)
+    for label in range(second.num_classes):
+        # The same fifth of each class for every device, drawn without its stream.
+        there = np.random.default_rng(label).permutation(np.flatnonzero(second.y == label))
+        held_back[there[: -(-len(there) // 5)]] = True
+
+    def matched(part: Examples, kept: NDArray[np.bool_]) -> Examples:
+        rows = np.empty(len(part.y), dtype=np.int64)
+        for label in np.unique(part.y.numpy()).tolist():
+            there = np.flatnonzero((second.y == label) & kept)
+            if not len(there):
+                name = first.class_names[label]
+                raise BadInput(f"data.drift: the second domain has too few examples of {name!r}")
+            asked = np.flatnonzero(part.y.numpy() == label)
+            rows[asked] = np.resize(rng.permutation(there), len(asked))
+        return Examples(torch.from_numpy(scaled(second.x[rows])), part.y)
+
+    return ClientData(
+        matched(client.train, ~held_back),
+        matched(client.validation, held_back),
+        matched(client.test, held_back),
+    )
 
 
 def _examples(x: NDArray[np.float32], y: NDArray[np.int64]) -> Examples:
@@ -271,9 +376,13 @@ def _notes(
     shares: Sequence[Indices],
     held_out: Sequence[int],
     central: Examples,
+    official: int,
 ) -> Iterable[str]:
+    yield from dataset.notes
     if len(shares) != devices:
         yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
+    if unused := len(dataset) - sum(map(len, shares)) - official:
+        yield f"{unused} of {len(dataset)} examples lie in no device's window"
     if empty := [device for device, share in enumerate(shares) if not len(share)]:
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:

@@ -13,7 +13,10 @@ Indices = NDArray[np.int64]
 
 
 class Partition(Protocol):
-    """One sorted index array per device; every example on exactly one device."""
+    """One sorted index array per device; no example is on two of them.
+
+    Only `time_window` leaves examples out.
+    """
 
     def __call__(
         self,
@@ -23,6 +26,7 @@ class Partition(Protocol):
         *,
         alpha: float,
         subject: NDArray[np.generic] | None,
+        window: int = 0,
     ) -> list[Indices]: ...
 
 
@@ -114,14 +118,52 @@ def by_subject(subject: NDArray[np.generic] | None) -> list[Indices]:
     return [np.flatnonzero(device == d) for d in range(int(device.max(initial=-1)) + 1)]
 
 
+def time_window(
+    devices: int, rows: int, subject: NDArray[np.generic] | None, window: int
+) -> list[Indices]:
+    """Each device sees one stretch of consecutive examples of one recording.
+
+    A subject is a recording (without subjects, all examples are), in the order of the rows; it is
+    shared among devices in equal stretches, of which each keeps its first `window` examples, or
+    with 0 all. A short window mostly holds one class, a long one many.
+
+    FedDC (MobiCom 2025), section 8.1.
+    """
+    _check_devices(devices)
+    recordings = by_subject(np.zeros(rows, np.int64) if subject is None else subject)
+    sizes = np.array([len(recording) for recording in recordings])
+    holders = np.zeros(len(recordings), dtype=np.int64)
+    for _ in range(devices):
+        # The next device goes where stretches are longest.
+        holders[np.argmax(sizes / (holders + 1))] += 1
+    stretches = [
+        stretch
+        for recording, count in zip(recordings, holders, strict=True)
+        if count
+        for stretch in np.array_split(recording, count)
+    ]
+    shortest = min(len(stretch) for stretch in stretches)
+    if not 0 <= window <= shortest:
+        raise BadInput(
+            f"data.window = {window}: {devices} devices leave stretches of {shortest} examples;"
+            f" allowed are 1 to {shortest}, or 0 for all of them"
+        )
+    return [stretch[:window] if window else stretch for stretch in stretches]
+
+
 def _check_devices(devices: int) -> None:
     if devices < 1:
         raise BadInput(f"devices is {devices}; expected at least 1")
 
 
 PARTITIONS: dict[str, Partition] = {
-    "iid": lambda y, devices, rng, *, alpha, subject: iid(y, devices, rng),
-    "dirichlet": lambda y, devices, rng, *, alpha, subject: dirichlet(y, devices, rng, alpha),
-    "one-class": lambda y, devices, rng, *, alpha, subject: one_class(y, devices, rng),
-    "by-subject": lambda y, devices, rng, *, alpha, subject: by_subject(subject),
+    "iid": lambda y, devices, rng, *, alpha, subject, window=0: iid(y, devices, rng),
+    "dirichlet": lambda y, devices, rng, *, alpha, subject, window=0: dirichlet(
+        y, devices, rng, alpha
+    ),
+    "one-class": lambda y, devices, rng, *, alpha, subject, window=0: one_class(y, devices, rng),
+    "by-subject": lambda y, devices, rng, *, alpha, subject, window=0: by_subject(subject),
+    "time-window": lambda y, devices, rng, *, alpha, subject, window=0: time_window(
+        devices, len(y), subject, window
+    ),
 }

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from latecomer.data.dataset import Dataset
+from latecomer.data.extrasensory import read_extrasensory
 from latecomer.data.mnist import read_mnist
 from latecomer.data.npz import read_npz
+from latecomer.data.options import SourceOptions
+from latecomer.data.pamap2 import read_pamap2
+from latecomer.data.uci_har import read_uci_har
+from latecomer.data.watch import read_watch
 from latecomer.errors import BadInput, unknown
 
 
@@ -21,19 +26,25 @@ class Source:
     summary: str
     citation: str
     needs_path: bool
-    load: Callable[[Path | None], Dataset]
+    load: Callable[[Path | None, SourceOptions], Dataset]
+    options: tuple[str, ...] = ()
 
 
-def load(source: str, path: str = "") -> Dataset:
-    """The dataset of a named source.
+def load(source: str, path: str = "", options: SourceOptions | None = None) -> Dataset:
+    """The dataset of a named source, read with those of the options that it has.
 
     A relative path that does not exist is also looked up in the folder LATECOMER_DATA.
     """
+    options = options or SourceOptions()
     if source not in SOURCES:
         raise unknown("data source", source, SOURCES)
     if path and not SOURCES[source].needs_path:
         raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; leave it out")
-    return SOURCES[source].load(_resolve(path) if path else None)
+    for key in options.given:
+        if key not in SOURCES[source].options:
+            takes = ", ".join(f"data.{name}" for name in SOURCES[source].options) or "none of them"
+            raise BadInput(f"data source {source!r} has no option data.{key}; it takes {takes}")
+    return SOURCES[source].load(_resolve(path) if path else None, options)
 
 
 def _resolve(path: str) -> Path:
@@ -50,16 +61,20 @@ def _resolve(path: str) -> Path:
     raise BadInput(f"{wanted}: no such file or folder; expected the path of the data")
 
 
-def _from_path(name: str, read: Callable[[Path], Dataset]) -> Callable[[Path | None], Dataset]:
-    def load_path(path: Path | None) -> Dataset:
+Read = Callable[[Path, SourceOptions], Dataset]
+Load = Callable[[Path | None, SourceOptions], Dataset]
+
+
+def _from_path(name: str, read: Read) -> Load:
+    def load_path(path: Path | None, options: SourceOptions) -> Dataset:
         if path is None:
             raise BadInput(f"data source {name!r} needs a path; give the file or folder to read")
-        return read(path)
+        return read(path, options)
 
     return load_path
 
 
-def _digits(path: Path | None) -> Dataset:
+def _digits(path: Path | None, options: SourceOptions) -> Dataset:
     # scikit-learn takes a second to import, and only this source needs it.
     from sklearn.datasets import load_digits
 
@@ -88,7 +103,7 @@ SOURCES: dict[str, Source] = {
             summary="your own .npz file: x, y, and optionally subject, test, class_names",
             citation="",
             needs_path=True,
-            load=_from_path("npz", read_npz),
+            load=_from_path("npz", lambda path, options: read_npz(path)),
         ),
         Source(
             name="mnist",
@@ -96,7 +111,43 @@ SOURCES: dict[str, Source] = {
             citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning "
             "applied to document recognition. Proceedings of the IEEE 86(11), 1998.",
             needs_path=True,
-            load=_from_path("mnist", read_mnist),
+            load=_from_path("mnist", lambda path, options: read_mnist(path)),
+        ),
+        Source(
+            name="uci-har",
+            summary="10,299 windows of a waist-worn smartphone, 30 subjects, 6 activities",
+            citation="D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz. A Public Domain "
+            "Dataset for Human Activity Recognition Using Smartphones. ESANN 2013.",
+            needs_path=True,
+            load=_from_path("uci-har", read_uci_har),
+            options=("variant",),
+        ),
+        Source(
+            name="extrasensory",
+            summary="phone and watch features of people's own days, one file per user",
+            citation="Y. Vaizman, K. Ellis, G. Lanckriet. Recognizing Detailed Human Context "
+            "In-the-Wild from Smartphones and Smartwatches. IEEE Pervasive Computing 16(4), 2017.",
+            needs_path=True,
+            load=_from_path("extrasensory", read_extrasensory),
+            options=("sensors", "label"),
+        ),
+        Source(
+            name="pamap2",
+            summary="3 inertial units and heart rate at 100 Hz, 9 subjects, 18 activities",
+            citation="A. Reiss, D. Stricker. Introducing a New Benchmarked Dataset for Activity "
+            "Monitoring. ISWC 2012.",
+            needs_path=True,
+            load=_from_path("pamap2", read_pamap2),
+            options=("variant", "sensors", "activities", "length", "step"),
+        ),
+        Source(
+            name="watch",
+            summary="smartwatch at 50 Hz, 10 subjects, 7 shoulder exercises; inside seglearn",
+            citation="D. Burns, N. Leung, M. Hardisty, C. Whyne, P. Henry, S. McLachlin. Shoulder "
+            "physiotherapy exercise recognition. Physiological Measurement 39(7), 2018.",
+            needs_path=False,
+            load=lambda path, options: read_watch(options),
+            options=("length", "step"),
         ),
     )
 }

@@ -1,11 +1,11 @@
 """The code on a device: its data, and the tasks it performs on them."""
 
-from functools import cached_property
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.messages import Task, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
@@ -28,6 +28,8 @@ from latecomer.errors import BadInput
 JUDGE_STREAM = 3  # beside those of batches and noise
 LEDGER = "ledger"  # its place in the device's memory
 
+# The examples that a device has at a moment.
+Stream = Callable[[float], tuple[Tensor, Tensor]]
 # After how many passes over its data a device goes on from which of the models it was sent.
 Rebases = tuple[tuple[int, int], ...]
 
@@ -36,7 +38,8 @@ class Client:
     """Trains the network of each task on the examples of one device.
 
     With `privacy`, nothing leaves the device that is not noised and in its ledger, whatever a task
-    may ask for.
+    may ask for. With a `stream` the data change: it gives them for the moment at which a task
+    began, and `x` and `y` are only the most there ever are.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Client:
         y: Tensor,
         seed: int,
         privacy: Privacy | None = None,
+        stream: Stream | None = None,
     ) -> None:
         if len(x) != len(y) or not len(x):
             raise BadInput(
@@ -59,7 +63,12 @@ class Client:
         self.y = y
         self.seed = seed
         self.privacy = privacy
+        self.stream = stream
         self.num_examples = len(y)
+
+    def data(self, task: Task) -> tuple[Tensor, Tensor]:
+        """The examples of this task."""
+        return (self.x, self.y) if self.stream is None else self.stream(task.began)
 
     def network(self, submodel: Submodel | None) -> FlatModel:
         """What this device trains where it carries `submodel`."""
@@ -74,30 +83,30 @@ class Client:
 
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task, whenever and wherever it is executed."""
-        rng = task_rng(self.seed, self.device, task.number)
+        rng, n = task_rng(self.seed, self.device, task.number), len(self.data(task)[1])
         if not task.spec.feedback:
-            return plan_batches(self.num_examples, task.spec, rng)
-        kept, _ = self.parts
+            return plan_batches(n, task.spec, rng)
+        kept, _ = self.parts(n)
         plan = plan_batches(len(kept), task.spec, rng)
         return Plan(kept[plan.order], plan.mask)
 
-    @cached_property
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Which examples it trains on and which it judges models by, where it does: 4 to 1.
+    def parts(self, n: int) -> tuple[Tensor, Tensor]:
+        """Which of n examples it trains on and which it judges models by, where it does: 4 to 1.
 
         A model would be judged too well by what it has been trained on. With fewer than five
         examples all are used for both.
         """
         rng = torch.Generator().manual_seed(mixed(self.seed, JUDGE_STREAM, self.device))
-        shuffled, held = torch.randperm(self.num_examples, generator=rng), self.num_examples // 5
+        shuffled, held = torch.randperm(n, generator=rng), n // 5
         return (shuffled[held:], shuffled[:held]) if held else (shuffled, shuffled)
 
-    def judged_by(self, spec: TrainSpec) -> tuple[Tensor, Tensor]:
+    def judged_by(self, task: Task) -> tuple[Tensor, Tensor]:
         """The examples by which models are judged and chosen."""
-        if not spec.feedback:
-            return self.x, self.y
-        _, held = self.parts
-        return self.x[held], self.y[held]
+        x, y = self.data(task)
+        if not task.spec.feedback:
+            return x, y
+        _, held = self.parts(len(y))
+        return x[held], y[held]
 
     def examples(self, task: Task) -> float:
         """How many examples this task passes through, in units of work on the whole network.
@@ -106,9 +115,9 @@ class Client:
         a third of training on it.
         """
         looks = (1 + len(task.offers) if task.offers else 0) + task.spec.feedback
-        judged, trained = self.num_examples, self.num_examples
+        trained = judged = len(self.data(task)[1])
         if task.spec.feedback:
-            trained, judged = map(len, self.parts)
+            trained, judged = map(len, self.parts(trained))
         passes = trained * task.spec.local_epochs + judged * looks / 3
         return passes * self.networks.work(task.submodel)
 
@@ -123,7 +132,7 @@ class Client:
             return []
         network = self.network(task.submodel)
         models = [task.params, *(offer.params for offer in task.offers)]
-        x, y = self.judged_by(task.spec)
+        x, y = self.judged_by(task)
         return [average_loss(network, params, x, y) for params in models]
 
     def perform(
@@ -140,15 +149,16 @@ class Client:
         choice = self.choose(task)
         base, network = task.chosen(choice).params, self.network(task.submodel)
         plan, begun, local = self.plan(task), 0, base
+        x, y = self.data(task)
         steps = len(plan.order) // task.spec.local_epochs
         for passes, number in rebases:
             part = Plan(*(rows[begun * steps : passes * steps] for rows in plan))
             if passes > begun:
-                local = local_update(network, local, self.x, self.y, task.spec, part)
+                local = local_update(network, local, x, y, task.spec, part)
             newer = task.chosen(number).params
             local, base, choice, begun = newer + (local - base), newer, number, passes
         rest = Plan(*(rows[begun * steps :] for rows in plan)) if rebases else plan
-        trained = local_update(network, local, self.x, self.y, task.spec, rest)
+        trained = local_update(network, local, x, y, task.spec, rest)
         return self.answer(task, trained.sub_(base), choice, memory)
 
     def answer(
@@ -158,12 +168,13 @@ class Client:
         sent = self._worth_sending(task.chosen(choice), delta, {} if memory is None else memory)
         metrics = {}
         network, base = self.network(task.submodel), task.chosen(choice).params
+        x, y = self.data(task)
         if task.spec.report_loss:
-            metrics["loss_rms"] = loss_rms(network, base, self.x, self.y)
+            metrics["loss_rms"] = loss_rms(network, base, x, y)
         if task.spec.feedback:
-            metrics |= feedback(network, base, *self.judged_by(task.spec))
+            metrics |= feedback(network, base, *self.judged_by(task))
             metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.fits(task))}
-        return release(Update(task.id, sent, self.num_examples, metrics, choice=choice))
+        return release(Update(task.id, sent, len(y), metrics, choice=choice))
 
     def _worth_sending(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:
         if task.spec.balance:
@@ -173,7 +184,8 @@ class Client:
     def _perform_privately(self, task: Task, memory: DeviceMemory, privacy: Privacy) -> Update:
         """As `perform`; the choice among models and the loss would tell of the data un-noised."""
         ledger = Ledger.from_tensor(memory[LEDGER]) if LEDGER in memory else Ledger()
-        spec, n = privacy.enforced(task.spec), self.num_examples
+        x, y = self.data(task)
+        spec, n = privacy.enforced(task.spec), len(y)
         if not privacy.may_release(ledger, n, spec):
             silent = Update(task.id, None, n, epsilon=privacy.epsilon(ledger), last=True)
             return release(silent, private=True)
@@ -182,7 +194,7 @@ class Client:
         sizes = [int(size) for size in plan.mask.sum(1).tolist()]
         network = self.network(task.submodel)
         hook = privacy.on_gradient(sizes, n, spec, noise)
-        trained = local_update(network, task.params, self.x, self.y, spec, plan, hook)
+        trained = local_update(network, task.params, x, y, spec, plan, hook)
         delta = trained.sub_(task.params)
         trained_part = network.head if spec.last_layer_only else slice(None)
         delta[trained_part] = privacy.noised_update(delta[trained_part], noise)

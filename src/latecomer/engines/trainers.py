@@ -162,6 +162,7 @@ class Batched:
     def _together(self, tasks: Sequence[Task]) -> list[Update]:
         clients = [self.clients[task.device] for task in tasks]
         plans = [client.plan(task) for client, task in zip(clients, tasks, strict=True)]
+        xs, ys = zip(*(c.data(t) for c, t in zip(clients, tasks, strict=True)), strict=True)
         spec, model = tasks[0].spec, clients[0].network(tasks[0].submodel)
         plan, ragged = stack_plans(plans)
 
@@ -173,9 +174,7 @@ class Batched:
         choices = [client.choose(task) for client, task in zip(clients, tasks, strict=True)]
         start = torch.stack([t.chosen(i).params for t, i in zip(tasks, choices, strict=True)])
         with torch.no_grad():
-            trained = torch.func.vmap(train)(
-                start, _stack([c.x for c in clients]), _stack([c.y for c in clients]), *plan
-            )
+            trained = torch.func.vmap(train)(start, _stack(xs), _stack(ys), *plan)
         deltas = trained.sub_(start)
         return [
             client.answer(task, delta.clone(), choice)

@@ -238,6 +238,7 @@ class VirtualEngine:
 
     def _send(self, task: Task) -> None:
         down, up = task.bytes_down, wire_bytes(task.params)
+        task.began = self._free_at
         journey = self.fleet.journey(
             task.device, task.number, self._free_at, self.trainer.examples(task), down, up
         )

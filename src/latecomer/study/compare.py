@@ -67,6 +67,7 @@ def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[in
         for seed in seeds:
             cell = {**merged(base, changes), "seed": seed}
             cell.pop("compare", None)
+            cell.pop("study", None)
             found.append(Cell(label, seed, cell))
     return found
 
@@ -115,8 +116,7 @@ def _run_all(
     planned: Sequence[Cell], folder: Path, jobs: int, target: float | None, told: Told
 ) -> pd.DataFrame:
     summaries: dict[int, dict[str, Any]] = {}
-    done = _one_by_one(planned, folder) if jobs == 1 else _side_by_side(planned, folder, jobs)
-    for index, summary in done:
+    for index, summary in run_cells(planned, folder, jobs):
         summaries[index] = summary
         told(planned[index], summary)
     return write_comparison(folder, [(c, summaries[i]) for i, c in enumerate(planned)], target)
@@ -175,6 +175,13 @@ def cell_text(mean: float, std: float) -> str:
     digits = 3 if abs(mean) < 10 else 1 if abs(mean) < 1000 else 0
     text = f"{mean:,.{digits}f}"
     return text if pd.isna(std) else f"{text} ± {std:,.{digits}f}"
+
+
+def run_cells(
+    planned: Sequence[Cell], folder: Path, jobs: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run each in a folder of its own, as they get done; finished ones are taken as they are."""
+    return _one_by_one(planned, folder) if jobs == 1 else _side_by_side(planned, folder, jobs)
 
 
 def _one_by_one(planned: Sequence[Cell], folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:

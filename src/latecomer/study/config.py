@@ -25,17 +25,44 @@ class Section(BaseModel):
 
 # A list in TOML, a tuple here: a config does not change.
 Listed = Annotated[tuple[int, ...], Field(strict=False)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class DriftConfig(Section):
+    """How data change during the run; times in nominal epochs of the fleet."""
+
+    kind: Literal["none", "grow", "replace", "transition", "shift"] = "none"
+    begin: float = Field(0.0, ge=0)
+    over: float = Field(0.0, ge=0)
+    first: float = Field(0.1, gt=0, le=1)
+    rate: float = Field(1.0, gt=0)
+    repeat: bool = False
+    second: Literal["rotated", "relabelled", "source"] = "rotated"
+    source: str = ""
+    path: str = ""
+    share: float = Field(0.5, ge=0, le=1)
 
 
 class DataConfig(Section):
     source: str = "digits"
     path: str = ""
-    partition: Literal["iid", "dirichlet", "one-class", "by-subject"] = "dirichlet"
+    variant: str = ""
+    sensors: Names = ()
+    label: str = ""
+    activities: Listed = ()
+    length: int = Field(0, ge=0)
+    step: int = Field(0, ge=0)
+    min_examples: int = Field(0, ge=0)
+    partition: Literal["iid", "dirichlet", "one-class", "by-subject", "time-window"] = "dirichlet"
     alpha: float = Field(0.1, gt=0)
+    window: int = Field(0, ge=0)
     per_device: int = Field(0, ge=0)
     test: Literal["fair", "held-out-clients", "official"] = "fair"
     scale: Literal["global", "local", "none"] = "global"
     augment: Literal["none", "base", "balanced"] = "none"
+    replicas: dict[str, Annotated[int, Field(ge=0)]] = {}
+    validation: float = Field(0.16, ge=0, lt=0.8)
+    drift: DriftConfig = DriftConfig()
 
 
 class GammaDelay(Section):
@@ -165,6 +192,7 @@ class StopConfig(Section):
     updates: int = Field(0, ge=0)
     epochs: int = Field(0, ge=0)
     virtual_seconds: float = Field(0.0, ge=0)
+    patience: int = Field(0, ge=0)
 
 
 class EvaluateConfig(Section):
@@ -194,6 +222,7 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     compare: dict[str, dict[str, Any]] = {}
+    study: dict[str, dict[str, Any]] = {}
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

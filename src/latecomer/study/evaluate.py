@@ -19,12 +19,23 @@ MODELS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
+class OverDevices:
+    """One measure over all devices."""
+
+    mean: float | None
+    worst: float | None
+
+
+@dataclass(frozen=True)
 class ClientAccuracy:
     """Accuracy over devices, each on its own held-back data with the model it would use."""
 
     mean: float | None
     worst: float | None
     late_mean: float | None
+    balanced: OverDevices
+    macro_f1: OverDevices
+    worst_device: int | None
 
 
 class Evaluator:
@@ -34,13 +45,21 @@ class Evaluator:
         self.experiment = experiment
         clients = range(len(experiment.federation.clients))
         self._measured = [d for d in clients if len(experiment.test_of(d).y)]
-        self._test = _some(experiment.federation.test, experiment.config.evaluate.examples)
         self._users = [d for d in clients if len(experiment.federation.clients[d].train.y)]
 
     @torch.no_grad()
-    def central(self, server: Server) -> Scores:
-        """On the central test set, averaged over the devices if they use different models."""
-        test, classes = self._test, self.experiment.federation.num_classes
+    def central(self, server: Server, time: float = 0.0) -> Scores:
+        """On the central test set of that time, averaged over devices with different models."""
+        test = _some(self.experiment.central_test(time), self.experiment.config.evaluate.examples)
+        return self._measure(server, test)
+
+    @torch.no_grad()
+    def validation(self, server: Server, time: float = 0.0) -> Scores:
+        """The same on the validation parts of all devices."""
+        return self._measure(server, self.experiment.validation(time))
+
+    def _measure(self, server: Server, test: Examples) -> Scores:
+        classes = self.experiment.federation.num_classes
         members = Counter(server.home(device) for device in self._users)
         counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
         models = [server.store.head_params(lineage) for lineage in members]
@@ -50,23 +69,32 @@ class Evaluator:
         return scores(counts, loss / members.total(), self.experiment.config.fleet.late.classes)
 
     @torch.no_grad()
-    def on_devices(self, server: Server) -> ClientAccuracy:
+    def on_devices(self, server: Server, time: float = 0.0) -> ClientAccuracy:
         """On every device's own held-back data: one forward pass per model, not per device."""
         groups: dict[tuple[str, str], list[int]] = {}
         for device in self._measured:
             key = (server.home(device), name_of(server.carries(device)))
             groups.setdefault(key, []).append(device)
-        found: dict[int, float] = {}
+        classes = self.experiment.federation.num_classes
+        found: dict[int, Scores] = {}
         for (lineage, _), devices in groups.items():
-            parts = [self.experiment.test_of(d) for d in devices]
+            parts = [self.experiment.test_of(d, time) for d in devices]
             params, submodel = server.store.head_params(lineage), server.carries(devices[0])
             x = torch.cat([p.x for p in parts])
             logits = self._logits(take(params, submodel), x, submodel)
-            right = (logits.argmax(1) == torch.cat([p.y for p in parts])).float()
-            pieces = torch.split(right, [len(p.y) for p in parts])
-            found.update({d: piece.mean().item() for d, piece in zip(devices, pieces, strict=True)})
-        late = [found[d] for d in self.experiment.fleet.late if d in found]
-        return ClientAccuracy(_mean(found.values()), min(found.values(), default=None), _mean(late))
+            pieces = torch.split(logits.argmax(1), [len(p.y) for p in parts])
+            for device, part, predicted in zip(devices, parts, pieces, strict=True):
+                found[device] = scores(confusion(part.y, predicted, classes), 0.0)
+        accuracy = {device: each.accuracy for device, each in found.items()}
+        late = [accuracy[d] for d in self.experiment.fleet.late if d in accuracy]
+        return ClientAccuracy(
+            mean=_mean(accuracy.values()),
+            worst=min(accuracy.values(), default=None),
+            late_mean=_mean(late),
+            balanced=_over([each.balanced_accuracy for each in found.values()]),
+            macro_f1=_over([each.macro_f1 for each in found.values()]),
+            worst_device=min(accuracy, key=lambda d: accuracy[d], default=None),
+        )
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The output of every model on the same data, several models at a time."""
@@ -90,6 +118,10 @@ def _some(test: Examples, most: int) -> Examples:
         return test
     chosen = torch.randperm(len(test.y), generator=torch.Generator().manual_seed(0))[:most]
     return Examples(test.x[chosen], test.y[chosen])
+
+
+def _over(values: Sequence[float]) -> OverDevices:
+    return OverDevices(_mean(values), min(values, default=None))
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -1,6 +1,7 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -10,7 +11,11 @@ import numpy as np
 from latecomer.core.checks import Checks
 from latecomer.core.server import Server
 from latecomer.core.strategy import Finishes, Strategy
+from latecomer.data.dataset import Dataset
+from latecomer.data.drift import ClientStreams, Drift, streams, union
 from latecomer.data.federation import Examples, Federation, federate
+from latecomer.data.options import SourceOptions
+from latecomer.data.rare import without_rare
 from latecomer.data.sources import load
 from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
@@ -36,6 +41,8 @@ from latecomer.strategies.fitting import Fitting, declared_levels, fitted
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
     Config,
+    DataConfig,
+    DriftConfig,
     GammaDelay,
     StopConfig,
     StrategyConfig,
@@ -47,6 +54,8 @@ from latecomer.study.private import privacy_of, training_spec
 WORTH_COMPILING = 30_000
 # The share of devices that must have been heard before any is called slow.
 MEASURED_BY = 0.8
+
+TEST_SHARE = 0.2  # of a device's examples, behind its training and validation parts
 
 
 class Experiment:
@@ -64,16 +73,20 @@ class Experiment:
             else Recipe(strategy.name, "built from parts", "", lambda: strategy)
         )
         options = resolve_options(self.recipe, config.strategy.options)
-        dataset = load(config.data.source, config.data.path)
+        dataset = load(config.data.source, config.data.path, source_options(config.data))
         self.federation: Federation = federate(
-            dataset,
+            without_rare(dataset, config.data.min_examples),
             partition=config.data.partition,
             devices=config.fleet.devices,
             alpha=config.data.alpha,
             test=config.data.test,
             scale=config.data.scale,
             augment=config.data.augment,
+            split=(1 - TEST_SHARE - config.data.validation, config.data.validation, TEST_SHARE),
             per_device=config.data.per_device,
+            window=config.data.window,
+            replicas=config.data.replicas,
+            second=second_domain(config.data.drift),
             seed=config.seed,
         )
         _check_late_classes(config, self.federation)
@@ -84,6 +97,7 @@ class Experiment:
         self.fleet = self._fleet(config)
         self.config = self._resolved(config, options)
         self._check_privacy()
+        self.drift = drift_in_seconds(self.config.data.drift, self.epoch_seconds)
         self._check_that_time_passes()
         self._choose_kernel()
 
@@ -93,6 +107,8 @@ class Experiment:
         return (*self.federation.notes, *self.fleet.notes, *self._program_notes())
 
     def _program_notes(self) -> Iterable[str]:
+        if self.drift is not None and self.config.data.test == "official":
+            yield "data.drift: the official test rows belong to no device and do not change"
         repairs = isinstance(self._strategy().compensate, Finishes)
         if repairs and self.spec.optimizer == "adam":
             yield (
@@ -149,18 +165,34 @@ class Experiment:
     @cached_property
     def clients(self) -> dict[int, Client]:
         """The devices that have something to train on."""
+        pooled, over_time = self.recipe.pooled, [each.train for each in self.streams]
         parts = (
             [self.federation.pooled()]
-            if self.recipe.pooled
+            if pooled
             else [client.train for client in self.federation.clients]
         )
+        if over_time and pooled:
+            over_time = [union(over_time)]
         return {
             device: Client(
-                device, self.networks, part.x, part.y, self.config.seed, self.privacy(len(part.y))
+                device,
+                self.networks,
+                part.x,
+                part.y,
+                self.config.seed,
+                self.privacy(len(part.y)),
+                over_time[device] if over_time else None,
             )
             for device, part in enumerate(parts)
             if len(part.y)
         }
+
+    @cached_property
+    def streams(self) -> tuple[ClientStreams, ...]:
+        """The devices' data over time; empty if they do not change."""
+        if self.drift is None:
+            return ()
+        return streams(self.federation, self.drift, self.config.seed)
 
     def server(self) -> Server:
         return Server(
@@ -192,9 +224,24 @@ class Experiment:
             horizon = min(horizon, stop.virtual_seconds)
         return Bounds(stop.updates, 0, horizon)
 
-    def test_of(self, device: int) -> Examples:
-        """The device's own held-back data."""
+    def test_of(self, device: int, time: float = 0.0) -> Examples:
+        """The device's own held-back data at that time."""
+        if self.streams:
+            return self.streams[device].test(time)
         return self.federation.clients[device].test
+
+    def central_test(self, time: float = 0.0) -> Examples:
+        """What the server measures on: the devices' present data, or fixed official rows."""
+        if not self.streams or self.config.data.test == "official":
+            return self.federation.test
+        sharing = self.federation.held_out or range(len(self.streams))
+        return union([self.streams[device].test for device in sharing])(time)
+
+    def validation(self, time: float = 0.0) -> Examples:
+        """What early stopping looks at: the devices' validation parts."""
+        if not self.streams:
+            return self.federation.validation
+        return union([each.validation for each in self.streams])(time)
 
     def _fleet(self, config: Config) -> Fleet:
         settings = config.fleet
@@ -255,19 +302,21 @@ class Experiment:
         devices = len(self.federation.clients)
         stop, every = config.stop, config.evaluate.every
         if not (stop.updates or stop.epochs or stop.virtual_seconds):
-            stop = StopConfig(updates=50 * devices)
+            stop = stop.model_copy(update={"updates": 50 * devices})
         if not every and self.recipe.pooled:
             every = 1  # one update passes over everybody's data
         elif not every:
             every = max(1, stop.updates // 50 if stop.updates else devices)
         privacy = config.privacy
         if privacy.epsilon and privacy.mode == "whole-run" and not privacy.tasks:
-            privacy = privacy.model_copy(update={"tasks": self._planned_tasks(stop)})
+            privacy = privacy.model_copy(update={"tasks": max(1, ceil(self._planned_epochs(stop)))})
         # Whole paths: a run may be resumed from another folder.
         fleet = {"devices": devices, "path": _whole(config.fleet.path)}
         return config.model_copy(
             update={
-                "data": config.data.model_copy(update={"path": _whole(config.data.path)}),
+                "data": config.data.model_copy(
+                    update={"path": _whole(config.data.path), "drift": self._dated(config, stop)}
+                ),
                 "fleet": config.fleet.model_copy(update=fleet),
                 "strategy": StrategyConfig(name=config.strategy.name, **options),
                 "stop": stop,
@@ -276,13 +325,13 @@ class Experiment:
             }
         )
 
-    def _planned_tasks(self, stop: StopConfig) -> int:
+    def _planned_epochs(self, stop: StopConfig) -> float:
         """How many tasks the average device does until the nearest bound."""
         devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
-        seconds = self._epoch_seconds(self.fleet)
-        bounds = [stop.updates / devices, float(stop.epochs)]
-        bounds.append(stop.virtual_seconds / seconds if seconds else 0.0)
-        return max(1, ceil(min(bound for bound in bounds if bound)))
+        bounds = [stop.updates / max(1, devices), float(stop.epochs)]
+        if self.epoch_seconds:
+            bounds.append(stop.virtual_seconds / self.epoch_seconds)
+        return min((bound for bound in bounds if bound), default=1.0)
 
     def _check_privacy(self) -> None:
         if not self.config.privacy.epsilon:
@@ -299,6 +348,17 @@ class Experiment:
             )
         # What cannot be is refused here, before anything is written.
         self.privacy(max(len(client.train.y) for client in self.federation.clients))
+
+    def _dated(self, config: Config, stop: StopConfig) -> DriftConfig:
+        """Begin and length filled in, from how many epochs the run is likely to take."""
+        drift = config.data.drift
+        if drift.kind == "none":
+            return drift
+        epochs = self._planned_epochs(stop)
+        begin = drift.begin or (epochs / 2 if drift.kind == "shift" else 0.0)
+        over = drift.over or max(epochs - begin, 0.0)
+        path = _whole(drift.path)
+        return drift.model_copy(update={"begin": begin, "over": over, "path": path})
 
     def _check_that_time_passes(self) -> None:
         stop, pooled = self.config.stop, self.recipe.pooled
@@ -379,6 +439,43 @@ class Experiment:
             [[d.seconds_per_example, d.seconds_per_task] for d in self.fleet.devices], axis=0
         )
         return Fleet((DeviceProfile(float(speeds[0]), float(speeds[1])),), seed=self.config.seed)
+
+
+def source_options(data: DataConfig) -> SourceOptions:
+    """Those keys of `[data]` that are for the source alone."""
+    return SourceOptions(**{f.name: getattr(data, f.name) for f in fields(SourceOptions)})
+
+
+def second_domain(drift: DriftConfig) -> Dataset | None:
+    """The data that take the place of the first, if they come from a source."""
+    if drift.kind == "replace" and drift.second == "source":
+        if not drift.source:
+            raise BadInput("data.drift.second = 'source': name it with data.drift.source")
+        return load(drift.source, drift.path)
+    if drift.source or drift.path:
+        raise BadInput(
+            "data.drift.source and data.drift.path are for kind = 'replace' and second = 'source'"
+        )
+    return None
+
+
+def drift_in_seconds(drift: DriftConfig, epoch_seconds: float) -> Drift | None:
+    """The drift with its epochs as virtual seconds; None if there is none."""
+    if drift.kind == "none":
+        return None
+    if not epoch_seconds:
+        raise BadInput("data.drift: epochs take no time on this fleet; give its tasks a cost")
+    begin, over = drift.begin * epoch_seconds, drift.over * epoch_seconds
+    return Drift(
+        kind=drift.kind,
+        begin=begin,
+        end=begin + over,
+        first=drift.first,
+        per_second=drift.rate / epoch_seconds,
+        repeat=drift.repeat,
+        second=drift.second,
+        share=drift.share,
+    )
 
 
 def _whole(path: str) -> str:

@@ -76,7 +76,7 @@ def _run_page(run: Result) -> str:
             }
         )
     config = f"<h2>Config</h2><pre>{html.escape(run.config)}</pre>"
-    return PAGE.format(title=html.escape(title), body=facts + _embed(figures) + config)
+    return PAGE.format(title=html.escape(title), body=facts + embed(figures) + config)
 
 
 def _comparison_page(comparison: Comparison) -> str:
@@ -89,7 +89,7 @@ def _comparison_page(comparison: Comparison) -> str:
     if all(run["accuracy_affected"].notna().any() for some in metrics.values() for run in some):
         figures.insert(1, _bands(metrics, TIME, "accuracy_affected"))
     figures.append(_staleness([(name, some[0].staleness) for name, some in by_strategy.items()]))
-    body = f'<div class="wide">{_table(comparison.table)}</div>' + _embed(figures)
+    body = f'<div class="wide">{_table(comparison.table)}</div>' + embed(figures)
     return PAGE.format(title="Latecomer comparison", body=body)
 
 
@@ -98,7 +98,7 @@ UPDATES = ("updates", "client updates")
 
 
 def _curves(lines: Iterable[tuple[str, Any, Any]], axis: tuple[str, str]) -> go.Figure:
-    figure = _figure(f"Accuracy over {axis[1]}", axis[1], "share")
+    figure = new_figure(f"Accuracy over {axis[1]}", axis[1], "share")
     for (name, x, y), colour in zip(lines, cycle(COLOURS), strict=False):
         figure.add_scatter(x=list(x), y=list(y), name=name, line={"color": colour})
     return figure
@@ -107,7 +107,7 @@ def _curves(lines: Iterable[tuple[str, Any, Any]], axis: tuple[str, str]) -> go.
 def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str], column: str) -> go.Figure:
     """Mean over seeds as a line, their range as a band."""
     what = "Accuracy" if column == "accuracy" else "Accuracy on the affected classes"
-    figure = _figure(f"{what} over {axis[1]}<br>line: mean, band: range", axis[1], "accuracy")
+    figure = new_figure(f"{what} over {axis[1]}<br>line: mean, band: range", axis[1], "accuracy")
     for (name, runs), colour in zip(groups.items(), cycle(COLOURS), strict=False):
         end = min(run[axis[0]].iloc[-1] for run in runs)
         grid = pd.Index(sorted({x for run in runs for x in run[axis[0]] if x <= end}))
@@ -136,7 +136,7 @@ def _bands(groups: dict[str, list[pd.DataFrame]], axis: tuple[str, str], column:
 
 
 def _staleness(groups: Iterable[tuple[str, dict[int, int]]]) -> go.Figure:
-    figure = _figure("Staleness of arriving updates", "staleness (commits)", "updates")
+    figure = new_figure("Staleness of arriving updates", "staleness (commits)", "updates")
     for (name, counts), colour in zip(groups, cycle(COLOURS), strict=False):
         x, y = list(counts), list(counts.values())
         figure.add_bar(x=x, y=y, name=name, marker_color=colour, opacity=0.7)
@@ -144,7 +144,8 @@ def _staleness(groups: Iterable[tuple[str, dict[int, int]]]) -> go.Figure:
     return figure
 
 
-def _figure(title: str, x: str, y: str) -> go.Figure:
+def new_figure(title: str, x: str, y: str) -> go.Figure:
+    """An empty chart in the style of all others."""
     figure = go.Figure()
     figure.update_layout(
         title=title,
@@ -158,7 +159,7 @@ def _figure(title: str, x: str, y: str) -> go.Figure:
     return figure
 
 
-def _embed(figures: Iterable[go.Figure]) -> str:
+def embed(figures: Iterable[go.Figure]) -> str:
     """The charts, with the chart library inside the page once."""
     return "".join(
         figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displayModeBar": "hover"})

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from traceback import extract_tb
@@ -134,6 +135,8 @@ class _Run:
         self.spent: dict[int, float] = {}  # device -> epsilon, by its own ledger
         self.counts = {"split": 0, "merge": 0, "broadcast": 0, "retire": 0}
         self.last: Scores | None = None
+        self.best: dict[str, Any] | None = None  # the evaluation that validation liked best
+        self.since_best = 0  # evaluations since then
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
         try:
@@ -163,6 +166,8 @@ class _Run:
                 reason = self.engine.run(self.bounds, self._after_step)
         finally:
             self.progress.finished()
+        if reason == "interrupted" and self._out_of_patience():
+            reason = "patience"
         if reason == "interrupted":
             self._save()
             raise RunFailed(
@@ -191,7 +196,11 @@ class _Run:
             self._save()
         self._check_that_it_moves()
         self.progress.advanced(self._share(), self.server.accepted, self.engine.now)
-        return not self.interrupted
+        return not (self.interrupted or self._out_of_patience())
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.stop.patience
+        return bool(patience) and self.since_best >= patience
 
     def _check_that_it_moves(self) -> None:
         """A run whose updates are all lost or refused would go on for ever."""
@@ -214,7 +223,7 @@ class _Run:
 
     def _evaluate(self) -> None:
         self.evaluated = (self.server.accepted, self.server.store.commits)
-        self.last = self.evaluator.central(self.server)
+        self.last = self.evaluator.central(self.server, self.engine.now)
         row: dict[str, Any] = {
             "updates": self.server.accepted,
             "version": self.server.store.commits,
@@ -223,9 +232,23 @@ class _Run:
             **{name: getattr(self.last, name) for name in SCALARS},
             **{f"f1_{name}": v for name, v in self._by_class(self.last).items()},
         }
+        if self.config.stop.patience:
+            row |= self._validate(row)
         self.table.write(row)
         self.events.file.flush()
         self.progress.evaluated(row)
+
+    def _validate(self, row: Mapping[str, Any]) -> dict[str, float]:
+        """How the validation parts like the model, and whether it is the best so far."""
+        found = self.evaluator.validation(self.server, self.engine.now)
+        seen = {"validation_loss": found.loss, "validation_macro_f1": found.macro_f1}
+        if self.best is None or found.macro_f1 > self.best["validation_macro_f1"]:
+            told = ("updates", "virtual_seconds", *SCALARS)
+            self.best = {name: row[name] for name in told} | seen
+            self.since_best = 0
+        else:
+            self.since_best += 1
+        return seen
 
     def _log(self, moment: float, note: Note) -> None:
         self.events.write(moment, note)
@@ -268,6 +291,8 @@ class _Run:
             "repairs": dict(self.repairs),
             "spent": dict(self.spent),
             "counts": dict(self.counts),
+            "best": self.best,
+            "since_best": self.since_best,
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -299,6 +324,7 @@ class _Run:
         self.staleness, self.lost = dict(state["staleness"]), dict(state["lost"])
         self.repairs = dict(state["repairs"])
         self.spent, self.counts = dict(state["spent"]), dict(state["counts"])
+        self.best, self.since_best = state.get("best"), state.get("since_best", 0)
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -307,7 +333,8 @@ class _Run:
     def _columns(self) -> list[str]:
         names = self.experiment.federation.class_names
         moments = ("updates", "version", "virtual_seconds", "wall_seconds")
-        return [*moments, *SCALARS, *(f"f1_{name}" for name in names)]
+        watched = ("validation_loss", "validation_macro_f1") if self.config.stop.patience else ()
+        return [*moments, *SCALARS, *(f"f1_{name}" for name in names), *watched]
 
     def _by_class(self, found: Scores) -> dict[str, float | None]:
         return dict(zip(self.experiment.federation.class_names, found.f1, strict=True))
@@ -327,8 +354,8 @@ class _Run:
         self.table.file.close()
 
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
-        found = self.last or self.evaluator.central(self.server)
-        own = self.evaluator.on_devices(self.server)
+        found = self.last or self.evaluator.central(self.server, self.engine.now)
+        own = self.evaluator.on_devices(self.server, self.engine.now)
         stale = self.staleness
         return {
             "strategy": self.config.strategy.name,
@@ -356,6 +383,10 @@ class _Run:
                 "late_mean": own.late_mean,
             },
             "model_hash": self._hash(),
+            "client_balanced_accuracy": asdict(own.balanced),
+            "client_macro_f1": asdict(own.macro_f1),
+            "worst_client": own.worst_device,
+            "best": self.best,
             "refused": self.lost["refusal"],
             "dropped": self.lost["drop"],
             "ended_by": reason,

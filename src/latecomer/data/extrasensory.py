@@ -1,0 +1,198 @@
+"""ExtraSensory as it is published: one csv.gz of features and labels per user.
+
+Y. Vaizman, K. Ellis, G. Lanckriet. Recognizing Detailed Human Context In-the-Wild from Smartphones
+and Smartwatches. IEEE Pervasive Computing 16(4), 2017.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from latecomer.data.dataset import Dataset
+from latecomer.data.options import SourceOptions
+from latecomer.data.tables import reading
+from latecomer.errors import BadInput, unknown
+
+ENDING = ".features_labels.csv.gz"
+COLUMNS = 278
+
+# The first part of a column's name says which sensor it is from.
+SENSORS = {
+    "accelerometer": "raw_acc",
+    "gyroscope": "proc_gyro",
+    "magnetometer": "raw_magnet",
+    "watch-accelerometer": "watch_acceleration",
+    "watch-compass": "watch_heading",
+    "location": "location",
+    "location-quick": "location_quick_features",
+    "audio": "audio_naive",
+    "audio-properties": "audio_properties",
+    "phone-state": "discrete",
+    "environment": "lf_measurements",
+    "time-of-day": "discrete:time_of_day",
+}
+# Gajanin et al. 2024, section 4.2: sensors with few missing values.
+USUAL = (
+    "accelerometer",
+    "gyroscope",
+    "watch-accelerometer",
+    "watch-compass",
+    "audio",
+    "audio-properties",
+    "phone-state",
+)
+# Main activities, of which a person does one at a time.
+EXCLUSIVE = (
+    "LYING_DOWN",
+    "SITTING",
+    "OR_standing",
+    "FIX_walking",
+    "FIX_running",
+    "BICYCLING",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _User:
+    """What is left of one file, and what was dropped."""
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    unlabelled: int
+    ambiguous: int
+
+
+def read_extrasensory(path: Path, options: SourceOptions) -> Dataset:
+    """One example per minute, in order of time; the subject is the user's id.
+
+    Without `label` the six main activities are the classes, and rows with none or several of them
+    are dropped. With it, that one label is the task: absent or present; rows where it is missing
+    are dropped. All 51 at once would need a model with 51 outputs, which there is not.
+    """
+    files = _files(path)
+    header = _header(files[0])
+    features = _features(files[0], header, options.sensors or USUAL)
+    labels = _labels(files[0], header, options.label)
+    users = [_read(file, header, features, labels) for file in files]
+    kept = [user for user in users if len(user.y)]
+    if not kept:
+        raise BadInput(f"{path}: no row of any user has a usable label ({', '.join(labels)})")
+    x = np.concatenate([user.x for user in kept])
+    seen = ~np.isnan(x).all(axis=0)
+    short = [name.removeprefix("label:") for name in labels]
+    return Dataset(
+        x=x[:, seen],
+        y=np.concatenate([user.y for user in kept]),
+        subject=np.repeat([user.name for user in kept], [len(user.y) for user in kept]),
+        class_names=tuple(short) if len(short) > 1 else (f"not {short[0]}", short[0]),
+        notes=tuple(_notes(users, [f for f, here in zip(features, seen, strict=True) if not here])),
+        where=str(path),
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise BadInput(f"{path}: is a file; expected the folder with <user>{ENDING}")
+    files = sorted(path.glob(f"*{ENDING}"))
+    if not files:
+        raise BadInput(f"{path}: no file ends in {ENDING}; expected one per user")
+    return files
+
+
+def _header(path: Path) -> list[str]:
+    header = list(reading(path, lambda: pd.read_csv(path, nrows=0)).columns)
+    if len(header) != COLUMNS or header[0] != "timestamp" or header[-1] != "label_source":
+        raise BadInput(
+            f"{path}: {len(header)} columns from {header[0]!r} to {header[-1]!r};"
+            f" expected {COLUMNS} from 'timestamp' to 'label_source'"
+        )
+    return header
+
+
+def _features(path: Path, header: Sequence[str], sensors: Iterable[str]) -> list[str]:
+    chosen = list(sensors)
+    for sensor in chosen:
+        if sensor not in SENSORS:
+            raise unknown("data.sensors", sensor, SENSORS)
+    found = [name for name in header if not name.startswith("label") and _sensor(name) in chosen]
+    for sensor in chosen:
+        if not any(_sensor(name) == sensor for name in found):
+            raise BadInput(f"{path}: no column {SENSORS[sensor]}:* for the sensor {sensor!r}")
+    return found
+
+
+def _sensor(column: str) -> str | None:
+    """The sensor of a column; time of day is named as a part of the phone's state."""
+    if column.startswith("discrete:time_of_day"):
+        return "time-of-day"
+    block = column.split(":")[0]
+    return next((sensor for sensor, name in SENSORS.items() if name == block), None)
+
+
+def _labels(path: Path, header: Sequence[str], label: str) -> list[str]:
+    known = [name.removeprefix("label:") for name in header if name.startswith("label:")]
+    wanted = [label] if label else list(EXCLUSIVE)
+    for name in wanted:
+        if name not in known:
+            if label:
+                raise unknown("data.label", name, known)
+            raise BadInput(f"{path}: the column 'label:{name}' is missing")
+    return [f"label:{name}" for name in wanted]
+
+
+def _read(
+    path: Path, header: Sequence[str], features: Sequence[str], labels: Sequence[str]
+) -> _User:
+    table = reading(path, lambda: pd.read_csv(path, low_memory=False))
+    if list(table.columns) != list(header):
+        strange = next(
+            (name for name in table.columns if name not in header), f"{len(table.columns)} columns"
+        )
+        raise BadInput(f"{path}: unknown column {strange!r}; expected the columns of the others")
+    table = table.sort_values("timestamp", kind="stable")
+    said = _numbers(path, table, labels)
+    if not np.isin(said[~np.isnan(said)], (0, 1)).all():
+        raise BadInput(f"{path}: a label is neither 0, 1 nor missing")
+    if len(labels) == 1:
+        known = ~np.isnan(said[:, 0])
+        several = np.zeros_like(known)
+        y = np.nan_to_num(said[:, 0]).astype(np.int64)
+    else:
+        count = np.nansum(said, axis=1)
+        known, several = count == 1, count > 1
+        y = np.nan_to_num(said).argmax(axis=1)
+    return _User(
+        name=path.name.removesuffix(ENDING),
+        x=_numbers(path, table, features)[known],
+        y=y[known],
+        unlabelled=int((~known & ~several).sum()),
+        ambiguous=int(several.sum()),
+    )
+
+
+def _numbers(path: Path, table: pd.DataFrame, columns: Sequence[str]) -> NDArray[np.float32]:
+    """These columns; `nan` and an empty field both mean missing, as does an infinite value."""
+    for name in columns:
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            raise BadInput(f"{path}: column {name!r} holds text; expected numbers or nan")
+    with np.errstate(over="ignore"):
+        values = table[list(columns)].to_numpy(dtype=np.float32, copy=True)
+    values[np.isinf(values)] = np.nan
+    return values
+
+
+def _notes(users: Sequence[_User], unseen: Sequence[str]) -> Iterable[str]:
+    rows = sum(len(user.y) + user.unlabelled + user.ambiguous for user in users)
+    if unlabelled := sum(user.unlabelled for user in users):
+        yield f"{unlabelled} of {rows} rows carry no label and are dropped"
+    if ambiguous := sum(user.ambiguous for user in users):
+        yield f"{ambiguous} of {rows} rows carry several labels and are dropped"
+    if empty := [user.name for user in users if not len(user.y)]:
+        yield f"{len(empty)} of {len(users)} users have no labelled row: {', '.join(empty)}"
+    if unseen:
+        yield f"{len(unseen)} features have no value in any row and are dropped: {unseen[0]}, ..."

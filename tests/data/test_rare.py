@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+from latecomer.data.dataset import Dataset
+from latecomer.data.rare import without_rare
+from latecomer.errors import BadInput
+
+DATA = Dataset(
+    x=np.arange(6, dtype=np.float32)[:, None],
+    y=np.array([0, 0, 1, 2, 2, 2]),
+    subject=np.array([1, 1, 1, 2, 2, 2]),
+    test=np.arange(6) % 2 == 0,
+    class_names=("sit", "run", "walk"),
+)
+
+
+def test_rare_classes_go_and_the_others_close_up() -> None:
+    left = without_rare(DATA, 2)
+    assert left.class_names == ("sit", "walk")
+    assert left.y.tolist() == [0, 0, 1, 1, 1]
+    assert left.x[:, 0].tolist() == [0, 1, 3, 4, 5]
+    assert left.notes == ("classes of fewer than 2 examples are dropped: run (1)",)
+
+
+def test_nothing_rare_nothing_done() -> None:
+    assert without_rare(DATA, 0) is DATA
+    assert without_rare(DATA, 1) is DATA
+
+
+def test_at_least_two_classes_stay() -> None:
+    with pytest.raises(BadInput, match=r"data\.min_examples = 3"):
+        without_rare(DATA, 3)

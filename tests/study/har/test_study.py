@@ -1,0 +1,107 @@
+"""The whole study on six people, from Python and from the command line."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import tomli_w
+
+from latecomer import cli
+from latecomer.errors import BadInput
+from latecomer.study.config import Tree, merged
+from latecomer.study.har.study import HarStudy, run_har
+
+
+@pytest.fixture(scope="module")
+def study(scenario: Tree, tmp_path_factory: pytest.TempPathFactory) -> HarStudy:
+    return run_har(scenario, [1, 2], tmp_path_factory.mktemp("study") / "har")
+
+
+def test_one_row_per_run(study: HarStudy) -> None:
+    table = pd.read_csv(study.folder / "results.csv", keep_default_na=False)
+    assert len(table) == 2 * 16
+    assert not table.duplicated(["paradigm", "factor", "value", "seed"]).any()
+    assert set(table["updates"]) == {36, 30}
+    assert {"f1_sit", "f1_walk", "f1_run", "f1_rarest", "client_macro_f1_worst"} <= set(table)
+    assert (table["f1_rarest"].astype(float) == table["f1_run"].astype(float)).all()
+
+
+def test_identical_splits_for_all_ways(study: HarStudy) -> None:
+    """Whatever is changed but the data, the central test set is the same."""
+    notes = {
+        tuple(json.loads((run / "summary.json").read_text())["notes"])
+        for run in (study.folder / "runs").glob("*seed1")
+        if "held-out" not in run.name
+    }
+    assert len(notes) == 1
+
+
+def test_equal_updates(study: HarStudy) -> None:
+    assert study.equal.groupby("seed")["updates"].nunique().eq(1).all()
+    times = study.equal.groupby("paradigm")["virtual_seconds"].mean()
+    assert times["asynchronous"] < times["synchronous"]
+
+
+def test_the_findings(study: HarStudy) -> None:
+    text = (study.folder / "findings.md").read_text()
+    for heading in ("The price of each step", "Which decisions mattered", "Against the paper"):
+        assert f"## {heading}" in text
+    assert (
+        text.count("| **agree** |")
+        + text.count("| **disagree** |")
+        + text.count("| **cannot tell** |")
+        == 6
+    )
+    assert "of the synchronous macro-F1, in 1/" in text
+    assert "missing values" in text
+
+
+def test_the_report_needs_no_network(study: HarStudy) -> None:
+    page = (study.folder / "report.html").read_text()
+    assert "Label distribution per device" in page
+    assert "Feature skew" in page
+    assert 'src="http' not in page
+
+
+def test_the_same_again_runs_nothing(study: HarStudy, scenario: Tree) -> None:
+    runs = sorted((study.folder / "runs").glob("*/summary.json"))
+    before = [run.stat().st_mtime_ns for run in runs]
+    text = (study.folder / "findings.md").read_text()
+    again = run_har(scenario, [1, 2], study.folder)
+    assert [run.stat().st_mtime_ns for run in runs] == before
+    assert again.text == text
+
+
+def test_another_study_is_refused_there(study: HarStudy, scenario: Tree) -> None:
+    with pytest.raises(BadInput, match="holds a study of another config"):
+        run_har(merged(scenario, {"training": {"lr": 0.2}}), [1], study.folder)
+    with pytest.raises(BadInput, match="none twice"):
+        run_har(scenario, [1, 1], study.folder)
+
+
+def test_the_command(
+    scenario: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(scenario))
+    monkeypatch.chdir(tmp_path)
+    line = ["latecomer", "study", "har", "mine.toml", "--seeds", "3", "--quick"]
+    monkeypatch.setattr("sys.argv", [*line, "--set", "study.har.scale=[]"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert "14/14" in told
+    assert "## Against the paper" in told
+    assert (tmp_path / "runs" / "study-har-mine" / "report.html").is_file()
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["latecomer", "study", "har", "none.toml"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: none.toml: no such config file\n"
