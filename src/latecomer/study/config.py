@@ -198,6 +198,7 @@ class StopConfig(Section):
 class EvaluateConfig(Section):
     every: int = Field(0, ge=0)
     examples: int = Field(0, ge=0)
+    clients: bool = False  # on the devices' own data as well, every time
 
 
 class CheckpointConfig(Section):

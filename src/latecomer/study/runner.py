@@ -232,6 +232,9 @@ class _Run:
             **{name: getattr(self.last, name) for name in SCALARS},
             **{f"f1_{name}": v for name, v in self._by_class(self.last).items()},
         }
+        if self.config.evaluate.clients:
+            own = self.evaluator.on_devices(self.server, self.engine.now)
+            row |= {"client_accuracy": own.mean, "client_accuracy_worst": own.worst}
         if self.config.stop.patience:
             row |= self._validate(row)
         self.table.write(row)
@@ -333,8 +336,9 @@ class _Run:
     def _columns(self) -> list[str]:
         names = self.experiment.federation.class_names
         moments = ("updates", "version", "virtual_seconds", "wall_seconds")
+        own = ("client_accuracy", "client_accuracy_worst") if self.config.evaluate.clients else ()
         watched = ("validation_loss", "validation_macro_f1") if self.config.stop.patience else ()
-        return [*moments, *SCALARS, *(f"f1_{name}" for name in names), *watched]
+        return [*moments, *SCALARS, *(f"f1_{name}" for name in names), *own, *watched]
 
     def _by_class(self, found: Scores) -> dict[str, float | None]:
         return dict(zip(self.experiment.federation.class_names, found.f1, strict=True))
