@@ -1,7 +1,7 @@
 """Evaluation: the model that each device would use, on central and on the devices' own data."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ class ClientAccuracy:
     mean: float | None
     worst: float | None
     late_mean: float | None
+    each: Mapping[int, float]
 
 
 class Evaluator:
@@ -64,7 +65,8 @@ class Evaluator:
             pieces = torch.split(right, [len(p.y) for p in parts])
             found.update({d: piece.mean().item() for d, piece in zip(devices, pieces, strict=True)})
         late = [found[d] for d in self.experiment.fleet.late if d in found]
-        return ClientAccuracy(_mean(found.values()), min(found.values(), default=None), _mean(late))
+        worst = min(found.values(), default=None)
+        return ClientAccuracy(_mean(found.values()), worst, _mean(late), found)
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The output of every model on the same data, several models at a time."""

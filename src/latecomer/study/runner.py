@@ -22,7 +22,7 @@ from latecomer.errors import BadInput, RunFailed
 from latecomer.loading import first_line
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
-from latecomer.study.evaluate import Evaluator
+from latecomer.study.evaluate import ClientAccuracy, Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.metrics import Scores
@@ -32,6 +32,7 @@ from latecomer.study.results import read_json, without_nan
 STUCK = 50
 
 SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
+DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
 
 class Progress(Protocol):
@@ -307,7 +308,7 @@ class _Run:
 
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
         found = self.last or self.evaluator.central(self.server)
-        own = self.evaluator.on_devices(self.server)
+        own = self._on_devices()
         stale = self.staleness
         return {
             "strategy": self.config.strategy.name,
@@ -342,6 +343,17 @@ class _Run:
             "notes": list(self.experiment.notes),
             "warnings": self._warnings(),
         }
+
+    def _on_devices(self) -> ClientAccuracy:
+        """Measured, and one row for each device in devices.csv."""
+        own = self.evaluator.on_devices(self.server)
+        table = Table(self.folder / "devices.csv", DEVICE_COLUMNS)
+        late, home = self.experiment.fleet.late, self.server.home
+        for device, client in enumerate(self.experiment.federation.clients):
+            row = (device, int(device in late), len(client.train.y), own.each.get(device))
+            table.write(dict(zip(DEVICE_COLUMNS, (*row, home(device)), strict=True)))
+        table.file.close()
+        return own
 
     def _bytes(self) -> dict[str, int]:
         engine = self.engine
