@@ -72,6 +72,4 @@ def journey(
         return Journey(now, downloaded, trained, None, None if vanished else back, lost, reported)
     arrives = done + lateness.extra(unit) if lateness else done
     busy = lateness is not None and lateness.kind == "busy"
-    return Journey(
-        now, downloaded, trained, arrives, arrives if busy else done, uploaded=done
-    )
+    return Journey(now, downloaded, trained, arrives, arrives if busy else done, uploaded=done)

@@ -78,6 +78,7 @@ def start_run(
     new_folder(folder)
     with _troubles_told(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
+        write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
@@ -91,6 +92,21 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     experiment = Experiment(load_config(folder / "config.toml"))
     with _troubles_told(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
+
+
+def _fleet(experiment: Experiment) -> dict[str, Any]:
+    """What a reader of the results needs to know of the devices: who is late, who is away when."""
+    fleet, names = experiment.fleet, experiment.federation.class_names
+    return {
+        "devices": len(experiment.federation.clients),
+        "late": sorted(fleet.late),
+        "affected": [names[label] for label in experiment.config.fleet.late.classes],
+        "windows": {
+            device: (profile.period, profile.windows)
+            for device, profile in enumerate(fleet.devices)
+            if fleet.has_windows(device)
+        },
+    }
 
 
 @contextmanager
