@@ -425,7 +425,7 @@ def test_a_process_runs(tmp_path: Path) -> None:
     assert "report:  out/report.html" in outcome.out
 
 
-HEAVY = ("torch", "numpy", "pandas", "sklearn", "plotly", "pydantic")
+HEAVY = ("torch", "numpy", "pandas", "sklearn", "matplotlib", "fastapi", "pydantic")
 PROBE = """
 import sys
 {body}
