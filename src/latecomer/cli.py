@@ -142,11 +142,25 @@ def list_(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """(Re)write DIR/report.html from the files of a run or a comparison."""
-    from latecomer.study.report import write_report
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="html|png|svg|pdf", help="A page, or pictures for a paper."
+        ),
+    ] = "html",
+) -> None:
+    """(Re)write DIR/report.html from the files of a run or a comparison, or DIR/figures."""
+    from latecomer.study.report import write_pictures, write_report
 
-    typer.echo(write_report(folder))
+    match kind:
+        case "html":
+            typer.echo(write_report(folder))
+        case "png" | "svg" | "pdf":
+            typer.echo(write_pictures(folder, kind))
+        case _:
+            raise BadInput(f"--format {kind!r}: must be one of html, png, svg, pdf")
 
 
 @app.command()

@@ -5,6 +5,7 @@ from pathlib import Path
 from latecomer.study.files import write_atomically
 from latecomer.study.results import Result, load
 from latecomer.study.view.comparison_document import comparison_document
+from latecomer.study.view.figures import Format, write_figures
 from latecomer.study.view.history import read_history
 from latecomer.study.view.page import report_page
 from latecomer.study.view.panels import Document
@@ -17,6 +18,13 @@ def write_report(folder: Path) -> Path:
     path = folder / "report.html"
     write_atomically(path, page)
     return path
+
+
+def write_pictures(folder: Path, kind: Format) -> Path:
+    """One picture for each chart of the report, in DIR/figures."""
+    document = document_of(folder)
+    write_figures(document, folder / "figures", kind)
+    return folder / "figures"
 
 
 def document_of(folder: Path) -> Document:
