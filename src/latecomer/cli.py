@@ -164,6 +164,25 @@ def report(
 
 
 @app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free one.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    start: Annotated[
+        list[Path] | None,
+        typer.Option("--start", metavar="CONFIG", help="Start this run in DIR; can be repeated."),
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """A live page of the runs in DIR, going on or finished."""
+    from latecomer.study.watch.command import watch as watch_all
+
+    watch_all(folder, host, port, start or [], settings or [], typer.echo)
+
+
+@app.command()
 def check(
     config: Annotated[Path, typer.Argument(help="A TOML config.")], settings: Settings = None
 ) -> None:

@@ -108,14 +108,11 @@ def test_devices_are_offline_outside_their_windows() -> None:
     assert shares[:, 5].mean() == pytest.approx(0.5 * 14 / 20, abs=0.01)
 
 
-def test_thousands_of_devices_keep_all_late_lanes_and_a_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("latecomer.study.view.timeline.MOST_SPANS", 100)
+def test_thousands_of_devices_keep_all_late_lanes_and_a_sample() -> None:
     lines = [sent(0, d, d) for d in range(400)] + [
         back(2, d, d, spans=[0, 2, 0]) for d in range(400)
     ]
-    panel = timeline(told(*lines), Fleet(400, frozenset({7, 399}), {}), SECONDS)
+    panel = timeline(told(*lines), Fleet(400, frozenset({7, 399}), {}), SECONDS, 100)
     lanes = lanes_of(panel)
     assert lanes.labels[:2] == ["7", "399"]
     assert 50 < len(lanes.labels) <= 101

@@ -15,7 +15,7 @@ Format = Literal["png", "svg", "pdf"]
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)))
 MARKERS = "os^Dvx*p"
 MOST_LANES = 30
-STYLE = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.spines.top": False,

@@ -196,6 +196,7 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.history = History()
+        self.lags = False  # whether more was there than could be taken in at once
         self._at = 0
         self._before = b""
 
@@ -206,11 +207,13 @@ class Follower:
                 if not self._is_where_we_were(file):
                     self.history, self._at, self._before = History(), 0, b""
                 file.seek(self._at)
-                new = file.read(min(most, max(0, self.path.stat().st_size - self._at)))
+                there = max(0, self.path.stat().st_size - self._at)
+                new = file.read(min(most, there))
             new = new[: new.rfind(b"\n") + 1]
             self.history.feed(new.splitlines())
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise BadInput(f"{self.path}: cannot be read: {error}") from error
+        self.lags = there > most
         self._at += len(new)
         self._before = (self._before + new)[-OVERLAP:]
         return bool(new)

@@ -21,12 +21,12 @@ from latecomer.study.view.panels import Document, without_empty
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.repairs import repairs
 from latecomer.study.view.staleness import staleness
-from latecomer.study.view.timeline import Fleet, timeline
+from latecomer.study.view.timeline import MOST_SPANS, Fleet, timeline
 from latecomer.study.view.traffic import traffic, unit_for
 
 
-def run_document(run: Result, history: History) -> Document:
-    """Everything there is to show of a run."""
+def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) -> Document:
+    """Everything there is to show of a run; `most_spans` bounds the size of its timeline."""
     metrics, summary = run.metrics, summary_of(run)
     config, fleet = _config(run), fleet_of(run.folder)
     devices = devices_of(run.folder)
@@ -36,7 +36,7 @@ def run_document(run: Result, history: History) -> Document:
         (
             learning(metrics, clock),
             classes(metrics, affected_classes(run.folder), clock),
-            timeline(history, fleet, clock),
+            timeline(history, fleet, clock, most_spans),
             staleness(history),
             repairs(history, clock),
             clusters(history, clock),

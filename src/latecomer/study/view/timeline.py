@@ -51,7 +51,9 @@ class Spans:
         return Spans(self.device[mask], self.state[mask], self.start[mask], self.end[mask])
 
 
-def timeline(history: History, fleet: Fleet, clock: Clock) -> Panel | None:
+def timeline(
+    history: History, fleet: Fleet, clock: Clock, most_spans: int = MOST_SPANS
+) -> Panel | None:
     """The fleet over time; None before the first task has ended."""
     horizon = history.now
     if horizon <= 0 or not len(history.tasks):
@@ -59,7 +61,8 @@ def timeline(history: History, fleet: Fleet, clock: Clock) -> Panel | None:
     spans = spans_of(history, fleet)
     devices = devices_in(history, fleet)
     shares, late = _shares(spans, devices, horizon, clock)
-    shown, lanes = _lanes(spans, devices, fleet, clock)
+    shown = _chosen(spans, devices, fleet, most_spans)
+    lanes = _lanes(spans, shown, fleet, clock)
     notes = ["Late devices come first."] if fleet.late else []
     if len(shown) < len(devices):
         notes.append(f"{len(shown):,} of {len(devices):,} devices have a lane; shares count all.")
@@ -186,10 +189,7 @@ def _shares(
     return shares, Series("late uploads", x, under_way.tolist(), "step", colour=1)
 
 
-def _lanes(
-    spans: Spans, devices: Sequence[int], fleet: Fleet, clock: Clock
-) -> tuple[list[int], Lanes]:
-    shown = _chosen(spans, devices, fleet)
+def _lanes(spans: Spans, shown: list[int], fleet: Fleet, clock: Clock) -> Lanes:
     place = {device: k for k, device in enumerate(shown)}
     kept = spans.where(np.isin(spans.device, shown))
     lane = np.array([place[d] for d in kept.device.tolist()], dtype=np.int64)
@@ -198,7 +198,7 @@ def _lanes(
     used = sorted(set(kept.state.tolist()))
     renumbered = np.zeros(len(STATES), dtype=np.uint8)
     renumbered[used] = np.arange(len(used))
-    return shown, Lanes(
+    return Lanes(
         labels=[str(d) for d in shown],
         late=[d in fleet.late for d in shown],
         states=[STATES[s] for s in used],
@@ -209,7 +209,7 @@ def _lanes(
     )
 
 
-def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet) -> list[int]:
+def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet, most: int) -> list[int]:
     """Late devices first, then the others; if all are too many, others are picked evenly."""
     late = [d for d in devices if d in fleet.late]
     others = [d for d in devices if d not in fleet.late]
@@ -219,12 +219,12 @@ def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet) -> list[int]:
     total = 0
     for device in late:
         total += size.get(device, 0)
-        if total > MOST_SPANS and kept:
+        if total > most and kept:
             return kept
         kept.append(device)
     needed = sum(size.get(d, 0) for d in others)
-    if total + needed > MOST_SPANS:
-        count = max(1, int(len(others) * (MOST_SPANS - total) / max(1, needed)))
+    if total + needed > most:
+        count = max(1, int(len(others) * (most - total) / max(1, needed)))
         picked = np.unique(np.linspace(0, len(others) - 1, count).round().astype(int))
         others = [others[i] for i in picked.tolist()]
     return [*kept, *others]
