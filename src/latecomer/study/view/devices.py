@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from latecomer.fleet.availability import next_open
 from latecomer.study.view.history import History
 from latecomer.study.view.panels import ORANGE, Panel, Rows, Series, View
-from latecomer.study.view.timeline import Fleet
+from latecomer.study.view.timeline import Fleet, devices_in
 
 
 def device_accuracy(devices: pd.DataFrame | None) -> Panel | None:
@@ -55,15 +56,15 @@ def accuracy_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | Non
 def device_table(
     history: History, fleet: Fleet, devices: pd.DataFrame | None, budget: float, ended: bool
 ) -> Rows | None:
-    """One row per device that has been given a task."""
-    ids = sorted(history.devices)
-    if not ids:
+    """One row per device that has been given a task, or was out of reach for one."""
+    ids = devices_in(history, fleet)
+    if not history.devices:
         return None
     busy = {device for device, _ in history.open.values()}
     columns: dict[str, list[object]] = {"device": list(ids)}
     if fleet.late:
         columns["late"] = ["late" if d in fleet.late else "" for d in ids]
-    columns["state"] = [_state(d, history, busy, ended) for d in ids]
+    columns["state"] = [_state(d, history, fleet, busy, ended) for d in ids]
     columns["updates"] = [history.updates.get(d, 0) for d in ids]
     columns["last staleness"] = [history.last_staleness.get(d) for d in ids]
     if history.spent:
@@ -98,9 +99,13 @@ def widths(history: History) -> Panel | None:
     return Panel("widths", "Sub-models", about, [view])
 
 
-def _state(device: int, history: History, busy: set[int], ended: bool) -> str:
+def _state(device: int, history: History, fleet: Fleet, busy: set[int], ended: bool) -> str:
     if device in history.retired:
         return "budget spent"
+    if device in fleet.windows:
+        period, windows = fleet.windows[device]
+        if next_open(windows, period, history.now) > history.now:
+            return "offline"
     if device in busy:
         return "had a task" if ended else "at work"
     return "lost" if device in history.lost else "waiting"

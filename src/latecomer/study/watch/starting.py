@@ -109,7 +109,9 @@ class Starter:
 
 
 def _listen(run: Started) -> None:
-    if run.process.stderr is not None:
-        for line in run.process.stderr:
+    if run.process.stderr is None:
+        return
+    with run.process.stderr as lines:
+        for line in lines:
             run.said.append(line.strip())
             del run.said[:-20]
