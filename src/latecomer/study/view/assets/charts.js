@@ -108,7 +108,7 @@ window.Latecomer = window.Latecomer || {};
       font: { color: theme.ink, family: "system-ui, sans-serif", size: 12 },
       margin: { l: 44, r: 12, t: 14, b: 40 }, showlegend: false, hovermode: "closest",
       hoverlabel: { bgcolor: theme.card, bordercolor: theme.line, font: { color: theme.ink } },
-      dragmode: ns.dragMode(), uirevision: "keep", autosize: true };
+      dragmode: ns.dragMode(), autosize: true };
   };
 
   // On a touch screen a finger on a chart scrolls the page; buttons zoom.

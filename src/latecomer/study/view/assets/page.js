@@ -114,7 +114,7 @@ window.Latecomer = window.Latecomer || {};
       this.chosen = index;
       this.hidden.clear();
       this.first = 0;
-      this.fresh = true;
+      this.zoomed = null;
       this.redraw();
     }
 
@@ -154,16 +154,25 @@ window.Latecomer = window.Latecomer || {};
       figure.own.forEach((numbers, index) => numbers.forEach((n) => {
         figure.data[n].visible = !this.hidden.has(index);
       }));
-      // Zoom is kept while the same view grows, and forgotten with a new view.
-      if (this.fresh) this.revision = (this.revision || 0) + 1;
-      this.fresh = false;
-      figure.layout.uirevision = `${this.chosen}-${this.first}-${this.revision || 0}`;
-      if (view.lanes) figure.layout.xaxis.uirevision = `${this.chosen}-${this.revision || 0}`;
+      // The reader's zoom is kept while the same view grows, and forgotten with a new view.
+      if (this.zoomed) {
+        Object.assign(figure.layout.xaxis, { range: this.zoomed.x.slice(), autorange: false });
+        if (!view.lanes) Object.assign(figure.layout.yaxis, { range: this.zoomed.y.slice(), autorange: false });
+      }
       this.plot.style.height = figure.layout.height ? `${figure.layout.height}px` : "";
       this.plot.setAttribute("aria-label", `${this.panel.title}, ${view.name}. `
         + (view.lanes ? ns.laneGist(view) : ns.gist(view)));
       this.busy = Plotly.react(this.plot, figure.data, figure.layout,
-        { displayModeBar: false, responsive: false, doubleClick: "reset" });
+        { displayModeBar: false, responsive: false, doubleClick: false });
+      if (!this.heard) {
+        this.heard = true;
+        this.plot.on("plotly_relayout", (change) => {
+          if (!Object.keys(change).some((key) => /axis\.range/.test(key))) return;
+          const { xaxis, yaxis } = this.plot.layout;
+          this.zoomed = { x: xaxis.range.slice(), y: yaxis.range.slice() };
+        });
+        this.plot.on("plotly_doubleclick", () => this.reset());
+      }
       this.fillLegend();
       this.fillPager();
       this.note.textContent = view.note || "";
@@ -234,12 +243,8 @@ window.Latecomer = window.Latecomer || {};
 
     reset() {
       this.show();
-      if (this.view.lanes) {
-        const { horizon } = this.figure();
-        Plotly.relayout(this.plot, { "xaxis.range": [0, horizon] });
-        return;
-      }
-      this.fresh = true;
+      this.zoomed = null;
+      if (this.view.lanes) this.zoomed = { x: [0, this.figure().horizon], y: [] };
       this.redraw();
     }
 
