@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -298,6 +299,8 @@ def test_the_live_page_grows_with_the_run(browser: Any, tiny: MakeConfig, tmp_pa
     server = uvicorn.Server(uvicorn.Config(live_app(tmp_path), log_level="warning"))
     serving = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
     serving.start()
+    while not server.started:
+        time.sleep(0.05)
     gate = Gate()
     config = tiny("stop.updates=300", "evaluate.every=10", "checkpoint.seconds=9999")
     running = threading.Thread(target=start_run, args=(config, tmp_path / "run", gate))

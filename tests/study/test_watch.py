@@ -178,7 +178,7 @@ def test_documents_are_streamed_and_nobody_is_followed_in_vain(runs: Path) -> No
     gatherer.start()
 
     async def first_two() -> list[str]:
-        stream = _events(gatherer, Starter(), ["a"])
+        stream = _events(gatherer, Starter(), ["a"], lambda: False)
         found = [await anext(stream), await anext(stream)]
         await stream.aclose()  # type: ignore[attr-defined]
         return found

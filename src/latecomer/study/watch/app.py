@@ -25,8 +25,13 @@ ASSETS = {"page.css": "text/css", **dict.fromkeys((*SCRIPTS, "live.js"), "text/j
 MOST_LOOKED_AT = 8
 
 
-def live_app(root: Path, starter: Starter | None = None, token: str | None = None) -> App:
-    """The page of all runs in `root`."""
+def live_app(
+    root: Path,
+    starter: Starter | None = None,
+    token: str | None = None,
+    ended: Callable[[], bool] = lambda: False,
+) -> App:
+    """The page of all runs in `root`; streams end when `ended` says so."""
     starter = starter or Starter()
     gatherer = Gatherer(root, starter.state)
 
@@ -51,7 +56,9 @@ def live_app(root: Path, starter: Starter | None = None, token: str | None = Non
 
     async def stream(run: list[str] = Query(default=[])) -> Response:  # noqa: B008
         known = [name for name in run if gatherer.folder(name)][:MOST_LOOKED_AT]
-        return StreamingResponse(_events(gatherer, starter, known), media_type="text/event-stream")
+        return StreamingResponse(
+            _events(gatherer, starter, known, ended), media_type="text/event-stream"
+        )
 
     async def act(request: Request) -> Response:
         try:
@@ -72,12 +79,14 @@ def live_app(root: Path, starter: Starter | None = None, token: str | None = Non
     return Guard(app, token)
 
 
-async def _events(gatherer: Gatherer, starter: Starter, names: Sequence[str]) -> AsyncIterator[str]:
+async def _events(
+    gatherer: Gatherer, starter: Starter, names: Sequence[str], ended: Callable[[], bool]
+) -> AsyncIterator[str]:
     """Server-sent events: the list of runs when it changes, a document when there is a new one."""
     gatherer.want(names)
     try:
         told, seen, quiet = "", dict.fromkeys(names, 0), 0.0
-        while True:
+        while not ended():
             listed = json.dumps(await asyncio.to_thread(_listed, gatherer, starter))
             if listed != told:
                 told = listed
@@ -152,8 +161,9 @@ def serve(
     number = place.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{number}/" + (f"?token={token}" if token else "")
-    app = live_app(root, starter, token)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="on")
+    server: uvicorn.Server
+    app = live_app(root, starter, token, ended=lambda: server.should_exit)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
     server = uvicorn.Server(config)
 
     def run() -> None:
