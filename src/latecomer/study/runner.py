@@ -26,7 +26,8 @@ from latecomer.study.evaluate import ClientAccuracy, Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.metrics import Scores
-from latecomer.study.results import read_json, without_nan
+from latecomer.study.results import flatten, read_json, without_nan
+from latecomer.study.sinks import Sinks, check_sinks
 
 # Tasks per device without one usable update, after which a run gives up.
 STUCK = 50
@@ -74,6 +75,7 @@ def start_run(
     strategy: Strategy | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
+    check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy)
     new_folder(folder)
     with _troubles_told(folder):
@@ -89,7 +91,9 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     summary = folder / "summary.json"
     if summary.is_file():
         return read_json(summary)
-    experiment = Experiment(load_config(folder / "config.toml"))
+    config = load_config(folder / "config.toml")
+    check_sinks(config.log.sinks)
+    experiment = Experiment(config)
     with _troubles_told(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
@@ -148,6 +152,7 @@ class _Run:
         self.lost = {"refusal": 0, "drop": 0}
         self.repairs: dict[str, Any] = {"count": 0, "seconds": 0.0, "switched_at": None}
         self.last: Scores | None = None
+        self.sinks = Sinks()
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
         try:
@@ -169,6 +174,9 @@ class _Run:
 
     def _drive(self) -> dict[str, Any]:
         self.progress.started(self.experiment, self.folder)
+        tree = self.config.model_dump(mode="json", exclude_none=True)
+        updates = max(0, self.evaluated[0])
+        self.sinks.open(self.config.log.sinks, self.folder, self.config.to_toml(), tree, updates)
         self.begun = time.monotonic()
         if self.evaluated[0] < 0:
             self._evaluate()
@@ -230,6 +238,7 @@ class _Run:
         }
         self.table.write(row)
         self.events.file.flush()
+        self.sinks.row(row)
         self.progress.evaluated(row)
 
     def _log(self, moment: float, note: Note) -> None:
@@ -312,6 +321,7 @@ class _Run:
         wall = self._wall()
         self._write_models()
         summary = self._summary(reason, wall)
+        self.sinks.end(flatten(summary))
         self._close()
         # Last, because its presence says that the run is complete.
         text = json.dumps(without_nan(summary), indent=2, allow_nan=False)
@@ -321,6 +331,7 @@ class _Run:
     def _close(self) -> None:
         self.events.file.close()
         self.table.file.close()
+        self.sinks.close()
 
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
         found = self.last or self.evaluator.central(self.server)
@@ -357,7 +368,7 @@ class _Run:
             "ended_by": reason,
             "late_devices": sorted(self.experiment.fleet.late),
             "notes": list(self.experiment.notes),
-            "warnings": self._warnings(),
+            "warnings": [*self._warnings(), *self.sinks.troubles],
         }
 
     def _on_devices(self) -> ClientAccuracy:
