@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import everything
 from latecomer.study.compare import compare
 from latecomer.study.config import Config, Tree, merged
 from latecomer.study.report import write_report
@@ -95,6 +96,17 @@ def test_a_report_is_drawn(browser: Any, report: Path, width: int, scheme: str) 
         assert [r for r in requests if not r.startswith(("data:", "blob:"))] == []
         labels = page.eval_on_selector_all(".plot", "all => all.map(p => p.ariaLabel)")
         assert all(len(label) > 20 for label in labels)
+
+
+def test_a_log_of_everything_is_drawn(browser: Any, tmp_path: Path) -> None:
+    path = write_report(everything.make(tmp_path / "all"))
+    for width in (1300, 390):
+        with opened(browser, path, width) as page:
+            assert draw_all(page) == 10
+            for choice in page.query_selector_all("section select"):
+                for index in range(1, choice.evaluate("s => s.options.length")):
+                    choice.select_option(index=index)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_timeline_zooms_and_turns_pages(browser: Any, report: Path) -> None:
