@@ -202,7 +202,10 @@ def test_the_report_of_a_comparison(comparison: Path) -> None:
     assert found["tables"][0]["columns"][0] == ["strategy", ["fedavg", EVIL]]
     ids = [p["id"] for p in found["panels"]]
     assert ids[:3] == ["learning", "outcomes", "classes"]
-    assert {"devices", "fleet-use", "staleness", "traffic"} <= set(ids)
+    assert {"devices", "fleet-use", "timeline", "staleness", "traffic"} <= set(ids)
+    views = [v["name"] for v in panel(page, "timeline")["views"]]
+    assert views[0] == "fedavg: by device"
+    assert f"{EVIL}: by device" in views
     command = dict(found["texts"])["Run it again"]
     assert "latecomer compare compare.toml" in command
     assert "--seeds 1,2" in command

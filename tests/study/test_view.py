@@ -187,7 +187,7 @@ def test_clusters_over_time() -> None:
     by_name = {s.name: list(zip(s.x, s.y, strict=True)) for s in members.series}
     assert by_name["main"] == [(0, 2), (4, 1), (8, 2), (8, 2)]
     assert by_name["c1"] == [(0, 0), (4, 1), (8, 0), (8, 0)]
-    assert members.note == "In all: 1 splits, 1 merges, 1 broadcasts."
+    assert members.note == "In all: 1 split, 1 merge, 1 broadcast."
     assert where.lanes is not None
     assert spans(where.lanes)[1:] == [("1", "main", 0, 4), ("1", "c1", 4, 8), ("1", "main", 8, 8)]
 

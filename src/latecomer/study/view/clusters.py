@@ -103,8 +103,11 @@ def turn_text(turn: dict[str, Any]) -> str:
 
 def _counted(history: History) -> str:
     kinds = Counter(turn["event"] for turn in history.turns)
-    words = {"split": "splits", "merge": "merges", "broadcast": "broadcasts"}
-    found = [f"{kinds[k]:,} {word}" for k, word in words.items() if kinds[k]]
+    found = [
+        f"{kinds[kind]:,} {kind}{'s' if kinds[kind] > 1 else ''}"
+        for kind in ("split", "merge", "broadcast")
+        if kinds[kind]
+    ]
     return f"In all: {', '.join(found)}." if found else ""
 
 

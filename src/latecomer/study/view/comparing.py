@@ -1,6 +1,7 @@
 """What strategies cost and gain, beside each other."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -82,10 +83,24 @@ def fleet_use(histories: Mapping[str, History], fleets: Mapping[str, Fleet]) -> 
     view = View("share of time", "strategy", "share", series, unit_share=True, stacked=True)
     return Panel(
         "fleet-use",
-        "What the devices do",
+        "How the devices spend their time",
         "Share of the devices' time, first seed of each strategy. What is missing is waiting.",
         [view],
     )
+
+
+def together(found: Mapping[str, Panel | None]) -> Panel | None:
+    """The same panel of several strategies as one, with the views of each under its name."""
+    some = {label: panel for label, panel in found.items() if panel is not None}
+    if not some:
+        return None
+    first = next(iter(some.values()))
+    views = [
+        replace(view, name=f"{label}: {view.name}")
+        for label, panel in some.items()
+        for view in panel.views
+    ]
+    return Panel(first.id, first.title, f"{first.about} First seed of each strategy.", views)
 
 
 def _bars(table: pd.DataFrame, columns: Names, y: str, share: bool = False) -> View | None:
@@ -104,6 +119,4 @@ def _bars(table: pd.DataFrame, columns: Names, y: str, share: bool = False) -> V
 
 
 def _named(view: View, name: str, note: str = "") -> View:
-    return View(
-        name, view.x_title, view.y_title, view.series, unit_share=view.unit_share, note=note
-    )
+    return replace(view, name=name, note=note)

@@ -13,14 +13,26 @@ from latecomer.errors import BadInput
 from latecomer.study.compare import SHOWN, cell_text, spread
 from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.clock import clock_for
-from latecomer.study.view.comparing import fleet_use, outcomes
+from latecomer.study.view.clusters import clusters
+from latecomer.study.view.comparing import fleet_use, outcomes, together
 from latecomer.study.view.devices import accuracy_of_all
 from latecomer.study.view.history import read_history
 from latecomer.study.view.learning import classes_of_all, learning_of_all
 from latecomer.study.view.panels import Document, Rows, without_empty
-from latecomer.study.view.run_document import affected_classes, devices_of, fleet_of
+from latecomer.study.view.privacy import privacy
+from latecomer.study.view.repairs import repairs
+from latecomer.study.view.run_document import (
+    affected_classes,
+    budget_of,
+    config_of,
+    devices_of,
+    fleet_of,
+)
 from latecomer.study.view.staleness import staleness_of_all
+from latecomer.study.view.timeline import timeline
 from latecomer.study.view.traffic import traffic_of_all
+
+SPANS_EACH = 8_000  # in the timeline of one strategy
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -37,6 +49,7 @@ def comparison_document(comparison: Comparison) -> Document:
     first = {label: some[0] for label, some in by_strategy.items()}
     histories = {label: read_history(r.folder / "events.jsonl") for label, r in first.items()}
     fleets = {label: fleet_of(r.folder) for label, r in first.items()}
+    budgets = {label: budget_of(config_of(r)) for label, r in first.items()}
     affected = affected_classes(next(iter(first.values())).folder)
     target = read_json(comparison.folder / "compare.json").get("target_accuracy")
     devices = {
@@ -50,7 +63,11 @@ def comparison_document(comparison: Comparison) -> Document:
             classes_of_all(metrics, affected),
             accuracy_of_all(devices),
             fleet_use(histories, fleets),
+            together({k: timeline(h, fleets[k], clock, SPANS_EACH) for k, h in histories.items()}),
             staleness_of_all(histories),
+            together({label: repairs(h, clock) for label, h in histories.items()}),
+            together({label: clusters(h, clock) for label, h in histories.items()}),
+            together({label: privacy(h, budgets[label], clock) for label, h in histories.items()}),
             traffic_of_all(_column(table, "bytes_up"), _column(table, "bytes_down")),
         )
     )

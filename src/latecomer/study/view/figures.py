@@ -146,10 +146,11 @@ def _draw_bars(axes: Any, bars: list[Series], view: View) -> None:
 
 def _draw_lanes(axes: Any, lanes: Lanes) -> None:
     shown = min(MOST_LANES, len(lanes.labels))
+    limit = _first_end(lanes, shown)
     for k, state in enumerate(lanes.states):
         for lane in range(shown):
             part = slice(lanes.offsets[lane], lanes.offsets[lane + 1])
-            mine = lanes.state[part] == k
+            mine = (lanes.state[part] == k) & (lanes.start[part] < limit)
             start, end = lanes.start[part][mine], lanes.end[part][mine]
             if len(start):
                 spans = np.stack([start, end - start], axis=1)
@@ -163,7 +164,7 @@ def _draw_lanes(axes: Any, lanes: Lanes) -> None:
     axes.tick_params(axis="y", labelsize=7)
     axes.grid(visible=False, axis="y")
     axes.set_ylim(shown - 0.4, -0.8)
-    axes.set_xlim(0, _first_end(lanes, shown))
+    axes.set_xlim(0, limit)
 
 
 def _first_end(lanes: Lanes, shown: int) -> float:

@@ -28,10 +28,10 @@ from latecomer.study.view.traffic import traffic, unit_for
 def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) -> Document:
     """Everything there is to show of a run; `most_spans` bounds the size of its timeline."""
     metrics, summary = run.metrics, summary_of(run)
-    config, fleet = _config(run), fleet_of(run.folder)
+    config, fleet = config_of(run), fleet_of(run.folder)
     devices = devices_of(run.folder)
     clock = clock_for(max(history.now, float(metrics["virtual_seconds"].iloc[-1])))
-    budget = _budget(config)
+    budget = budget_of(config)
     panels = without_empty(
         (
             learning(metrics, clock),
@@ -99,7 +99,7 @@ def devices_of(folder: Path) -> pd.DataFrame | None:
     return table
 
 
-def _config(run: Result) -> dict[str, Any]:
+def config_of(run: Result) -> dict[str, Any]:
     """The config as a tree; empty if somebody has broken it, for its text is shown anyway."""
     try:
         return tomllib.loads(run.config)
@@ -107,7 +107,7 @@ def _config(run: Result) -> dict[str, Any]:
         return {}
 
 
-def _budget(config: Mapping[str, Any]) -> float:
+def budget_of(config: Mapping[str, Any]) -> float:
     found = config.get("privacy", {}).get("epsilon", 0.0)
     return float(found) if isinstance(found, int | float) else 0.0
 
