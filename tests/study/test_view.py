@@ -90,7 +90,7 @@ def test_lost_tasks_open_ones_and_logs_without_spans() -> None:
     )
     assert spans(lanes_of(timeline(history, NOBODY, SECONDS))) == [
         ("0", "lost", 0, 4),
-        ("1", "task not back yet", 0, 8),
+        ("1", "at work", 0, 8),
         ("2", "task not back yet", 0, 8),
     ]
 

@@ -12,7 +12,7 @@ from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import End, History
 from latecomer.study.view.panels import Lanes, Panel, Series, State, View
 
-DOWNLOAD, TRAINING, UPLOAD, LATE, LOST, OFFLINE, AT_WORK = range(7)
+DOWNLOAD, TRAINING, UPLOAD, LATE, LOST, OFFLINE, AT_WORK, OPEN = range(8)
 STATES = (
     State("download", "#56B4E9"),
     State("training", "#0072B2"),
@@ -20,10 +20,20 @@ STATES = (
     State("late, on its way", "#D55E00", thin=True),
     State("lost", "#CC79A7"),
     State("offline", "#7A7A7A"),
+    State("at work", "#0072B2"),  # in a log that does not tell more
     State("task not back yet", "#E69F00"),
 )
 # In the order of a stack, the place of each state's colour in the palette.
-STATE_COLOURS = {TRAINING: 0, AT_WORK: 4, DOWNLOAD: 6, UPLOAD: 2, LATE: 1, LOST: 3, OFFLINE: 7}
+STATE_COLOURS = {
+    TRAINING: 0,
+    AT_WORK: 0,
+    OPEN: 4,
+    DOWNLOAD: 6,
+    UPLOAD: 2,
+    LATE: 1,
+    LOST: 3,
+    OFFLINE: 7,
+}
 MOST_SPANS = 100_000  # about a megabyte of the page
 SAMPLES = 160
 Windows = tuple[tuple[float, float], ...]
@@ -116,7 +126,7 @@ def spans_of(history: History, fleet: Fleet) -> Spans:
     if history.open:
         who, since = zip(*history.open.values(), strict=True)
         busy = np.array(who, dtype=np.int64)
-        add(busy, AT_WORK, np.array(since, dtype=float), np.full(len(busy), history.now))
+        add(busy, OPEN, np.array(since, dtype=float), np.full(len(busy), history.now))
     parts.append(_offline(devices_in(history, fleet), fleet, history.now))
     return Spans(
         np.concatenate([p.device for p in parts]),
@@ -159,7 +169,7 @@ def state_shares(spans: Spans, devices: Sequence[int], horizon: float) -> NDArra
     times = (np.arange(SAMPLES) + 0.5) * horizon / SAMPLES
     first, stop = np.searchsorted(times, spans.start), np.searchsorted(times, spans.end)
     grid = np.full((len(devices), SAMPLES), len(STATES), dtype=np.uint8)
-    for state in (LATE, LOST, AT_WORK, DOWNLOAD, TRAINING, UPLOAD, OFFLINE):
+    for state in (LATE, LOST, OPEN, AT_WORK, DOWNLOAD, TRAINING, UPLOAD, OFFLINE):
         chosen = np.flatnonzero((spans.state == state) & (stop > first))
         single = chosen[stop[chosen] - first[chosen] == 1]
         grid[row[single], first[single]] = state
