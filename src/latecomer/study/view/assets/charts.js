@@ -61,11 +61,11 @@ window.Latecomer = window.Latecomer || {};
     return trace;
   }
 
-  function bar(s, colour) {
+  function bar(s, colour, crowded) {
     const trace = { type: "bar", x: s.x.map((x) => (typeof x === "string" ? ns.plain(x) : x)),
       y: s.y, name: ns.plain(s.name), marker: { color: colour },
       hovertemplate: `%{x}: %{y:.4~g}<extra>${ns.plain(s.name)}</extra>` };
-    if (s.low && s.high.some((h, i) => h !== s.low[i])) {
+    if (!crowded && s.low && s.high.some((h, i) => h !== s.low[i])) {
       trace.error_y = { type: "data", symmetric: false, thickness: 1.2, width: 3, color: ns.theme().soft,
         array: s.high.map((h, i) => (h === null ? 0 : h - s.y[i])),
         arrayminus: s.low.map((l, i) => (l === null ? 0 : s.y[i] - l)) };
@@ -74,13 +74,16 @@ window.Latecomer = window.Latecomer || {};
   }
 
   // All traces, and for each series the numbers of its own, so that a legend can hide them.
-  ns.traces = function (view, theme) {
+  ns.traces = function (view, theme, width) {
     const data = [], own = [];
+    // Whiskers on bars of a few pixels hide more than they tell; the table has them.
+    const bars = view.series.reduce((sum, s) => sum + (s.kind === "bar" ? s.x.length : 0), 0);
+    const crowded = bars && width / bars < 9;
     view.series.forEach((s, index) => {
       const colour = theme.colours[s.colour];
       const mine = [];
       if (s.kind === "bar") {
-        mine.push(data.push(bar(s, colour)) - 1);
+        mine.push(data.push(bar(s, colour, crowded)) - 1);
       } else {
         if (s.low) mine.push(data.push(band(s, colour)) - 1);
         mine.push(data.push(line(s, colour, index, view)) - 1);

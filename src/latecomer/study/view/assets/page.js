@@ -143,7 +143,7 @@ window.Latecomer = window.Latecomer || {};
       const theme = ns.theme(), view = this.view;
       this.width = this.plot.clientWidth;
       if (view.lanes) return ns.laneFigure(view, theme, this.width, this.first);
-      const { data, own } = ns.traces(view, theme);
+      const { data, own } = ns.traces(view, theme, this.width);
       return { data, own, layout: ns.layout(view, theme, this.width) };
     }
 
