@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,fast]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,fast,figures,watch]"
 	touch $(STAMP)
 
 run: install
@@ -45,6 +45,7 @@ bench: install
 	$(BIN)/python benchmarks/aggregation.py --quick
 	$(BIN)/python benchmarks/scaling.py --quick
 	$(BIN)/python benchmarks/memory.py --quick
+	$(BIN)/python benchmarks/watching.py --rounds 2
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

@@ -326,7 +326,18 @@ def test_report_of_what_is_no_run(call: Call, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(call("report", "../empty"), "../empty", "metrics.csv", "compare.json")
     refused(call("report", "../nothing"), "../nothing")
+    refused(call("report", "../empty", "--format", "gif"), "gif", "html, png, svg, pdf")
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_watch_of_what_is_not_there(call: Call) -> None:
+    refused(call("watch", "../nothing"), "")
+    refused(call("watch", ".", "--port", "70000"), "port")
+
+
+def test_log_is_short_for_its_setting(call: Call) -> None:
+    refused(call("run", "../tiny.toml", "--log", "tensorbord"), "log.sinks", "'tensorboard'")
+    refused(call("run", "--resume", "x", "--log", "mlflow"), "--resume")
 
 
 @pytest.mark.parametrize(
@@ -373,7 +384,7 @@ def test_list_names_the_paper(call: Call) -> None:
 def test_without_a_command_it_helps(call: Call) -> None:
     outcome = call()
     assert outcome.code == 0
-    for command in ("run", "compare", "list", "report", "check"):
+    for command in ("run", "compare", "list", "report", "watch", "check"):
         assert command in outcome.out
 
 
@@ -425,7 +436,7 @@ def test_a_process_runs(tmp_path: Path) -> None:
     assert "report:  out/report.html" in outcome.out
 
 
-HEAVY = ("torch", "numpy", "pandas", "sklearn", "plotly", "pydantic")
+HEAVY = ("torch", "numpy", "pandas", "sklearn", "matplotlib", "fastapi", "pydantic")
 PROBE = """
 import sys
 {body}

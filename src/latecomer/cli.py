@@ -26,6 +26,10 @@ Settings = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; must be new.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but the results' folder.")]
 
+Log = Annotated[
+    str, typer.Option("--log", metavar="NAMES", help="Also to tensorboard, mlflow, wandb.")
+]
+
 
 @app.command()
 def run(
@@ -41,8 +45,10 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also tell how the run is computed.")
     ] = False,
+    log: Log = "",
 ) -> None:
     """Run one experiment."""
+    settings = _with_log(settings, log)
     if resume is not None and (config or settings or out):
         raise BadInput("--resume takes no CONFIG, --set or --out: the run's folder has its config")
     from rich.console import Console
@@ -90,10 +96,12 @@ def compare(
         Path | None, typer.Option("--resume", help="Finish the comparison in this folder.")
     ] = None,
     quiet: Quiet = False,
+    log: Log = "",
 ) -> None:
     """Run the same scenario under several strategies."""
     from rich.console import Console
 
+    settings = _with_log(settings, log)
     if resume is not None and (config or strategies or settings or out):
         raise BadInput("--resume takes no CONFIG, --strategies, --set or --out: all are in DIR")
 
@@ -188,11 +196,44 @@ def list_(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """(Re)write DIR/report.html from the files of a run or a comparison."""
-    from latecomer.study.report import write_report
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="html|png|svg|pdf", help="A page, or pictures for a paper."
+        ),
+    ] = "html",
+) -> None:
+    """(Re)write DIR/report.html from the files of a run or a comparison, or DIR/figures."""
+    from latecomer.study.report import write_pictures, write_report
 
-    typer.echo(write_report(folder))
+    match kind:
+        case "html":
+            typer.echo(write_report(folder))
+        case "png" | "svg" | "pdf":
+            typer.echo(write_pictures(folder, kind))
+        case _:
+            raise BadInput(f"--format {kind!r}: must be one of html, png, svg, pdf")
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free one.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    start: Annotated[
+        list[Path] | None,
+        typer.Option("--start", metavar="CONFIG", help="Start this run in DIR; can be repeated."),
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """A live page of the runs in DIR, going on or finished."""
+    from latecomer.study.watch.command import watch as watch_all
+
+    watch_all(folder, host, port, start or [], settings or [], typer.echo)
 
 
 @app.command()
@@ -217,6 +258,14 @@ def _config(path: Path | None, settings: list[str] | None) -> Any:
 
     tree = quickstart() if path is None else read_toml(path)
     return parse(with_settings(tree, settings or []), str(path or "quickstart"))
+
+
+def _with_log(settings: list[str] | None, log: str) -> list[str] | None:
+    """`--log a,b` is short for `--set log.sinks=["a","b"]`."""
+    if not log:
+        return settings
+    names = ",".join(f'"{name}"' for name in _listed(log, "--log", str))
+    return [*(settings or []), f"log.sinks=[{names}]"]
 
 
 def _free_folder(name: str) -> Path:

@@ -20,18 +20,18 @@ def go(profile: DeviceProfile, lateness: Lateness | None = None, number: int = 0
 
 def test_download_compute_and_upload_add_up() -> None:
     # 100 + (0.25 + 4) = 104.25; + (2 + 0.5 * 6) = 109.25; + (0.25 + 16) = 125.5
-    assert go(SLOW) == Journey(100.0, 104.25, 109.25, arrives=DONE, free=DONE)
+    assert go(SLOW) == Journey(100.0, 104.25, 109.25, arrives=DONE, free=DONE, uploaded=DONE)
 
 
 def test_an_upload_in_flight_leaves_the_device_free() -> None:
     assert go(SLOW, Lateness("in-flight", 395)) == Journey(
-        100.0, 104.25, 109.25, arrives=DONE + 395, free=DONE
+        100.0, 104.25, 109.25, arrives=DONE + 395, free=DONE, uploaded=DONE
     )
 
 
 def test_a_busy_device_is_free_when_its_upload_arrives() -> None:
     assert go(SLOW, Lateness("busy", 395)) == Journey(
-        100.0, 104.25, 109.25, arrives=DONE + 395, free=DONE + 395
+        100.0, 104.25, 109.25, arrives=DONE + 395, free=DONE + 395, uploaded=DONE
     )
 
 
@@ -39,12 +39,12 @@ def test_work_pauses_out_of_reach() -> None:
     # Reachable in [0, 7) of every 50 s: the download takes 100..104.25, training has 2.75 s until
     # 107 and 2.25 s from 150, the upload 4.75 s until 157, 7 s until 207 and 4.5 s from 250.
     profile = replace(SLOW, windows=((0, 7),), period=50)
-    assert go(profile) == Journey(100.0, 104.25, 152.25, arrives=254.5, free=254.5)
+    assert go(profile) == Journey(100.0, 104.25, 152.25, arrives=254.5, free=254.5, uploaded=254.5)
 
 
 def test_a_task_waits_for_the_window_even_on_an_ideal_link() -> None:
     profile = DeviceProfile(windows=((30, 40),), period=50)
-    assert go(profile) == Journey(100.0, 130.0, 130.0, arrives=130.0, free=130.0)
+    assert go(profile) == Journey(100.0, 130.0, 130.0, arrives=130.0, free=130.0, uploaded=130.0)
 
 
 def test_jitter_has_mean_one_and_touches_compute_only() -> None:

@@ -54,6 +54,8 @@ def test_all_files_are_there(plain: Run) -> None:
         "events.jsonl",
         "model.safetensors",
         "summary.json",
+        "devices.csv",
+        "fleet.json",
         "checkpoint",
     }
 

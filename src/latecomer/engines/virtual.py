@@ -36,16 +36,21 @@ from latecomer.device.client import Rebases
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import Trainer
 from latecomer.fleet.fleet import Fleet
+from latecomer.fleet.journey import Journey
 
 
 @portable
 @dataclass(slots=True, eq=False)
 class Upload:
-    """The result of a task reaches the server; it is computed then."""
+    """The result of a task reaches the server; it is computed then.
+
+    `spans` are the seconds that its download, training and upload took.
+    """
 
     task_id: int
     device: int
     sent: float
+    spans: tuple[float, ...] = ()
 
 
 @portable
@@ -112,6 +117,7 @@ class VirtualEngine:
         self._trains: dict[int, tuple[float, float]] = {}  # task -> when, if it may be broadcast to
         self._rebases: dict[int, Rebases] = {}  # task -> where it goes on from a newer model
         self._away: set[int] = set()  # devices that restart, or will never come back
+        self._spans: dict[int, tuple[float, ...]] = {}  # of the tasks that arrive at this moment
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
         self._broadcasts = any(isinstance(p, Refines) for p in server.strategy.slots.values())
@@ -177,9 +183,10 @@ class VirtualEngine:
     def _resolve(self, item: Item, time: float) -> Iterable[Event]:
         """What the server gets to see of it."""
         match item:
-            case Upload(task_id, device, sent):
+            case Upload(task_id, device, sent, spans):
                 self._active_at = time
                 self._trains.pop(task_id, None)
+                self._spans[task_id] = spans
                 yield Arrived(device, self._result(task_id), time - sent)
                 yield from self._left_if_closed(device, time)
             case Opens(device):
@@ -219,6 +226,8 @@ class VirtualEngine:
                 elif kind in ("arrival", "refusal"):
                     self.bytes_up += fields.get("bytes", 0)
                     self.bytes_saved += fields.get("saved", 0)
+                    if spans := self._spans.pop(fields["task"], None):
+                        fields["spans"] = spans  # type: ignore[index]  # a dict of our own server
                 if self.on_note:
                     self.on_note(self.now, command)
             case Send(task):
@@ -246,7 +255,9 @@ class VirtualEngine:
         if journey.arrives is not None:
             if self._broadcasts:
                 self._trains[task.id] = (journey.downloaded, journey.trained)
-            self._push(journey.arrives, Upload(task.id, task.device, self._free_at))
+            self._push(
+                journey.arrives, Upload(task.id, task.device, self._free_at, _spans(journey))
+            )
             self.trainer.expect(task, journey.arrives)
         elif journey.reported is not None:
             self._push(journey.reported, Failed(task.id, "the device was lost in mid-task"))
@@ -305,3 +316,10 @@ class VirtualEngine:
         for time, _, item in self._heap:
             if isinstance(item, Upload) and item.task_id in self.server.open_tasks:
                 self.trainer.expect(self.server.open_tasks[item.task_id], time)
+
+
+def _spans(journey: Journey) -> tuple[float, ...]:
+    """Seconds of download, training and upload; what is left until it arrives is lateness."""
+    sent, downloaded, trained, *_, uploaded = journey
+    done = trained if uploaded is None else uploaded
+    return round(downloaded - sent, 6), round(trained - downloaded, 6), round(done - trained, 6)

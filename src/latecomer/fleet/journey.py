@@ -21,6 +21,7 @@ class Journey(NamedTuple):
     free: float | None  # the device can take its next task; None if it has vanished for good
     lost: float | None = None
     reported: float | None = None  # the server learns of the loss
+    uploaded: float | None = None  # the upload itself is done; what follows is lateness
 
 
 def task_rng(seed: int, device: int, number: int) -> np.random.Generator:
@@ -71,4 +72,4 @@ def journey(
         return Journey(now, downloaded, trained, None, None if vanished else back, lost, reported)
     arrives = done + lateness.extra(unit) if lateness else done
     busy = lateness is not None and lateness.kind == "busy"
-    return Journey(now, downloaded, trained, arrives, arrives if busy else done)
+    return Journey(now, downloaded, trained, arrives, arrives if busy else done, uploaded=done)

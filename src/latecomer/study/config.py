@@ -208,6 +208,14 @@ class CheckpointConfig(Section):
     seconds: float = Field(20.0, gt=0)
 
 
+class LogConfig(Section):
+    """Where the numbers go beside the run's own files."""
+
+    sinks: Annotated[
+        tuple[Literal["tensorboard", "mlflow", "wandb"], ...], Field(strict=False)
+    ] = ()
+
+
 class Config(Section):
     seed: int = Field(1, ge=0)
     data: DataConfig = DataConfig()
@@ -222,6 +230,7 @@ class Config(Section):
     stop: StopConfig = StopConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
     compare: dict[str, dict[str, Any]] = {}
     study: dict[str, dict[str, Any]] = {}
 

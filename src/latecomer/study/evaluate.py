@@ -1,7 +1,7 @@
 """Evaluation: the model that each device would use, on central and on the devices' own data."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,7 @@ class ClientAccuracy:
     balanced: OverDevices
     macro_f1: OverDevices
     worst_device: int | None
+    each: Mapping[int, float]
 
 
 class Evaluator:
@@ -94,6 +95,7 @@ class Evaluator:
             balanced=_over([each.balanced_accuracy for each in found.values()]),
             macro_f1=_over([each.macro_f1 for each in found.values()]),
             worst_device=min(accuracy, key=lambda d: accuracy[d], default=None),
+            each=accuracy,
         )
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:

@@ -24,16 +24,18 @@ from latecomer.errors import BadInput, RunFailed
 from latecomer.loading import first_line
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
-from latecomer.study.evaluate import Evaluator
+from latecomer.study.evaluate import ClientAccuracy, Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.metrics import Scores
-from latecomer.study.results import read_json, without_nan
+from latecomer.study.results import flatten, read_json, without_nan
+from latecomer.study.sinks import Sinks, check_sinks
 
 # Tasks per device without one usable update, after which a run gives up.
 STUCK = 50
 
 SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
+DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
 
 class Progress(Protocol):
@@ -75,10 +77,12 @@ def start_run(
     strategy: Strategy | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
+    check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy)
     new_folder(folder)
     with _troubles_told(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
+        write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
@@ -89,9 +93,26 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     summary = folder / "summary.json"
     if summary.is_file():
         return read_json(summary)
-    experiment = Experiment(load_config(folder / "config.toml"))
+    config = load_config(folder / "config.toml")
+    check_sinks(config.log.sinks)
+    experiment = Experiment(config)
     with _troubles_told(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
+
+
+def _fleet(experiment: Experiment) -> dict[str, Any]:
+    """What a reader of the results needs to know of the devices: who is late, who is away when."""
+    fleet, names = experiment.fleet, experiment.federation.class_names
+    return {
+        "devices": len(experiment.federation.clients),
+        "late": sorted(fleet.late),
+        "affected": [names[label] for label in experiment.config.fleet.late.classes],
+        "windows": {
+            device: (profile.period, profile.windows)
+            for device, profile in enumerate(fleet.devices)
+            if fleet.has_windows(device)
+        },
+    }
 
 
 @contextmanager
@@ -137,6 +158,7 @@ class _Run:
         self.last: Scores | None = None
         self.best: dict[str, Any] | None = None  # the evaluation that validation liked best
         self.since_best = 0  # evaluations since then
+        self.sinks = Sinks()
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
         try:
@@ -158,6 +180,9 @@ class _Run:
 
     def _drive(self) -> dict[str, Any]:
         self.progress.started(self.experiment, self.folder)
+        tree = self.config.model_dump(mode="json", exclude_none=True)
+        updates = max(0, self.evaluated[0])
+        self.sinks.open(self.config.log.sinks, self.folder, self.config.to_toml(), tree, updates)
         self.begun = time.monotonic()
         if self.evaluated[0] < 0:
             self._evaluate()
@@ -239,6 +264,7 @@ class _Run:
             row |= self._validate(row)
         self.table.write(row)
         self.events.file.flush()
+        self.sinks.row(row)
         self.progress.evaluated(row)
 
     def _validate(self, row: Mapping[str, Any]) -> dict[str, float]:
@@ -347,6 +373,7 @@ class _Run:
         wall = self._wall()
         self._write_models()
         summary = self._summary(reason, wall)
+        self.sinks.end(flatten(summary))
         self._close()
         # Last, because its presence says that the run is complete.
         text = json.dumps(without_nan(summary), indent=2, allow_nan=False)
@@ -356,10 +383,11 @@ class _Run:
     def _close(self) -> None:
         self.events.file.close()
         self.table.file.close()
+        self.sinks.close()
 
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
         found = self.last or self.evaluator.central(self.server, self.engine.now)
-        own = self.evaluator.on_devices(self.server, self.engine.now)
+        own = self._on_devices()
         stale = self.staleness
         return {
             "strategy": self.config.strategy.name,
@@ -396,8 +424,19 @@ class _Run:
             "ended_by": reason,
             "late_devices": sorted(self.experiment.fleet.late),
             "notes": list(self.experiment.notes),
-            "warnings": self._warnings(),
+            "warnings": [*self._warnings(), *self.sinks.troubles],
         }
+
+    def _on_devices(self) -> ClientAccuracy:
+        """Measured, and one row for each device in devices.csv."""
+        own = self.evaluator.on_devices(self.server, self.engine.now)
+        table = Table(self.folder / "devices.csv", DEVICE_COLUMNS)
+        late, home = self.experiment.fleet.late, self.server.home
+        for device, client in enumerate(self.experiment.federation.clients):
+            row = (device, int(device in late), len(client.train.y), own.each.get(device))
+            table.write(dict(zip(DEVICE_COLUMNS, (*row, home(device)), strict=True)))
+        table.file.close()
+        return own
 
     def _bytes(self) -> dict[str, int]:
         engine = self.engine

@@ -1,7 +1,7 @@
 """What people see in a terminal: progress (plain lines elsewhere) and tables."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from latecomer.study.compare import SHOWN, cell_text, spread
 from latecomer.study.experiment import Experiment
 
 LINE_EVERY_SECONDS = 2.0
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 16
 NARROW = ("accuracy", "accuracy_affected", "seconds_to_target", "staleness_mean")
 
 
@@ -23,6 +25,32 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
+    """The last values as little bars between their lowest and highest; older ones are merged."""
+    if not values:
+        return ""
+    step = -(-len(values) // width)
+    # From the end, so that the last bar is always the last value.
+    picked = list(values[::-1][::step][::-1])
+    low, high = min(picked), max(picked)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in picked)
+
+
+class Pace:
+    """Updates per second of wall time since it began to count."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[float, int] | None = None
+
+    def __call__(self, updates: int) -> str:
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun = (now, updates)
+        seconds, done = now - self._begun[0], updates - self._begun[1]
+        return f"{done / seconds:,.0f} updates/s" if seconds > 0.2 and done else ""
 
 
 def headline(experiment: Experiment, verbose: bool) -> list[str]:
@@ -46,6 +74,7 @@ class Lines:
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self.console, self.verbose = console, verbose
         self._said = 0.0
+        self._pace = Pace()
 
     def started(self, experiment: Experiment, folder: Path) -> None:
         for line in headline(experiment, self.verbose):
@@ -54,12 +83,13 @@ class Lines:
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
+        pace = self._pace(row["updates"])
         if time.monotonic() - self._said < LINE_EVERY_SECONDS:
             return
         self._said = time.monotonic()
         self.console.print(
             f"{row['updates']} updates, {span(row['virtual_seconds'])} virtual,"
-            f" accuracy {row['accuracy']:.3f}",
+            f" accuracy {row['accuracy']:.3f}{', ' if pace else ''}{pace}",
             highlight=False,
         )
 
@@ -72,7 +102,7 @@ class Bar:
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self.console, self.verbose = console, verbose
         self._bar = Progress(
-            BarColumn(),
+            BarColumn(bar_width=30 if console.width >= 120 else 12),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(),
@@ -80,8 +110,10 @@ class Bar:
             transient=True,
         )
         self._task = self._bar.add_task("", total=1.0, state="")
-        self._accuracy = 0.0
+        self._accuracy: list[float] = []
         self._drawn = 0.0
+        self._pace = Pace()
+        self._sparks = console.encoding.lower().startswith("utf")
 
     def started(self, experiment: Experiment, folder: Path) -> None:
         Lines(self.console, self.verbose).started(experiment, folder)
@@ -91,11 +123,21 @@ class Bar:
         if time.monotonic() - self._drawn < 0.1:
             return
         self._drawn = time.monotonic()
-        state = f"{updates} updates, {span(virtual_seconds)} virtual, accuracy {self._accuracy:.3f}"
+        state = self.state(updates, virtual_seconds)
         self._bar.update(self._task, completed=min(1.0, share), state=state)
 
+    def state(self, updates: int, virtual_seconds: float) -> str:
+        """What stands beside the bar; the least important goes first where it is narrow."""
+        accuracy = f"accuracy {self._accuracy[-1]:.3f}" if self._accuracy else ""
+        if self._sparks and len(self._accuracy) > 1:
+            accuracy += f" {sparkline(self._accuracy)}"
+        parts = [f"{updates:,} updates", f"{span(virtual_seconds)} virtual", accuracy]
+        if self.console.width >= 120:
+            parts.insert(1, self._pace(updates))
+        return ", ".join(part for part in parts if part)
+
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        self._accuracy = row["accuracy"]
+        self._accuracy.append(row["accuracy"])
 
     def finished(self) -> None:
         self._bar.stop()

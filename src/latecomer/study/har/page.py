@@ -1,56 +1,44 @@
 """report.html of the study: its findings, and the plots behind them."""
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from latecomer.study.har.findings import DECISIONS
 from latecomer.study.har.skew import Skew
-from latecomer.study.report import COLOURS, PAGE, embed, new_figure
-
-LONG = 60  # characters, from which a cell is prose
+from latecomer.study.view.page import report_page
+from latecomer.study.view.panels import Document, Panel, Rows, Series, View, curve
 
 Curves = Mapping[str, Sequence[pd.DataFrame]]
 
 
-def page(title: str, markdown: str, figures: Iterable[go.Figure]) -> str:
-    """One self-contained page: the plots, then the findings."""
-    return PAGE.format(
-        title=html.escape(title), body=_as_html(markdown) + "<h2>Plots</h2>" + embed(figures)
-    )
+def page(title: str, markdown: str, panels: Iterable[Panel]) -> str:
+    """One self-contained page: the plots, the tables of the findings, then their words."""
+    named = [
+        Panel(f"{panel.id}-{number}", panel.title, panel.about, panel.views)
+        for number, panel in enumerate(panels)
+    ]
+    tables, words = parted(markdown)
+    return report_page(Document(title, "", {}, named, tables, {"Findings": words}))
 
 
-def convergence(curves: Curves, axis: tuple[str, str], what: str, column: str) -> go.Figure:
+def convergence(curves: Curves, axis: tuple[str, str], what: str, column: str) -> Panel:
     """Mean over seeds as a line, their range as a band."""
-    name = {"macro_f1": "macro-F1"}.get(column, column.removeprefix("f1_").join(["F1 of ", ""]))
-    figure = new_figure(f"{what}: {name} over {axis[1]}<br>line: mean, band: range", axis[1], name)
-    for (label, runs), colour in zip(curves.items(), cycle(COLOURS), strict=False):
+    name = {"macro_f1": "macro-F1"}.get(column, f"F1 of {column.removeprefix('f1_')}")
+    series = []
+    for label, runs in curves.items():
         band = spread(runs, axis[0], column)
-        figure.add_scatter(
-            x=[*band["x"], *reversed(band["x"].tolist())],
-            y=[*band["high"], *reversed(band["low"].tolist())],
-            fill="toself",
-            fillcolor=colour,
-            opacity=0.2,
-            line={"width": 0},
-            hoverinfo="skip",
-            showlegend=False,
-            legendgroup=label,
-        )
-        figure.add_scatter(
-            x=band["x"].tolist(),
-            y=band["mean"].tolist(),
-            name=label,
-            line={"color": colour},
-            legendgroup=label,
-        )
-    return figure
+        x, mean, low, high = (band[part].tolist() for part in ("x", "mean", "low", "high"))
+        series.append(curve(label, x, mean, low, high))
+    view = View(name, axis[1], name, series, unit_share=True)
+    return Panel(
+        "convergence",
+        f"{what}: {name} over {axis[1]}",
+        "Line: mean over seeds; band: from the lowest to the highest.",
+        [view],
+    )
 
 
 def spread(runs: Sequence[pd.DataFrame], axis: str, column: str) -> pd.DataFrame:
@@ -77,85 +65,58 @@ def factor_title(factor: str) -> str:
     return f"Asynchronous, {DECISIONS[factor]}"
 
 
-def labels(counts: pd.DataFrame) -> go.Figure:
+def labels(counts: pd.DataFrame) -> Panel:
     """Who has how many examples of which class."""
-    figure = new_figure("Label distribution per device", "device", "examples")
-    for name, colour in zip(counts.columns, cycle(COLOURS), strict=False):
-        figure.add_bar(
-            x=[str(device) for device in counts.index],
-            y=counts[name].tolist(),
-            name=name,
-            marker_color=colour,
-        )
-    figure.update_layout(barmode="stack")
-    return figure
+    devices = [str(device) for device in counts.index]
+    series = [Series(str(name), devices, counts[name].tolist(), "bar") for name in counts.columns]
+    view = View("examples", "device", "examples", series, stacked=True)
+    return Panel("labels", "Label distribution per device", "Training examples.", [view])
 
 
-def skews(skew: Skew, local: Skew) -> go.Figure:
+def skews(skew: Skew, local: Skew) -> Panel:
     """How much of a class's variance lies between devices, under both scalings."""
-    figure = new_figure(
-        "Feature skew: share of the variance within a class that lies between devices",
-        "class",
-        "share (0: alike everywhere)",
-    )
-    for name, found, colour in (
-        ("global scaling", skew, COLOURS[0]),
-        ("local scaling", local, COLOURS[1]),
-    ):
-        figure.add_bar(
-            x=list(found.by_class), y=list(found.by_class.values()), name=name, marker_color=colour
-        )
-    figure.update_layout(barmode="group")
-    return figure
+    series = [
+        Series(name, list(found.by_class), list(found.by_class.values()), "bar")
+        for name, found in (("global scaling", skew), ("local scaling", local))
+    ]
+    view = View("share", "class", "share (0: alike everywhere)", series)
+    about = "Share of the variance within a class that lies between devices."
+    return Panel("skew", "Feature skew", about, [view])
 
 
-def boxes(values: Mapping[int, NDArray[np.float32]], name: str) -> go.Figure:
+def boxes(values: Mapping[int, NDArray[np.float32]], name: str) -> Panel:
     """One feature of one class, device by device (Figure 5 of the paper)."""
-    figure = new_figure(f"Feature skew per device: {name}", "device", "after global scaling")
-    for (device, some), colour in zip(values.items(), cycle(COLOURS), strict=False):
-        figure.add_box(
-            y=some.tolist(),
-            name=str(device),
-            marker_color=colour,
-            showlegend=False,
-            boxpoints=False,
-        )
-    return figure
+    devices = [str(device) for device in values]
+    low, middle, high = (
+        [float(np.quantile(some, share)) for some in values.values()] for share in (0.1, 0.5, 0.9)
+    )
+    view = View(
+        "value",
+        "device",
+        "after global scaling",
+        [Series("median", devices, middle, "bar", low=low, high=high)],
+    )
+    about = "Bar: median; whisker: from the lowest tenth to the highest."
+    return Panel("feature", f"Feature skew per device: {name}", about, [view])
 
 
-def _as_html(text: str) -> str:
-    """Just as much Markdown as `findings` writes: headings, lists, tables, paragraphs."""
-    blocks = []
-    for block in text.strip().split("\n\n"):
+def parted(markdown: str) -> tuple[list[Rows], str]:
+    """The tables of a text, each under the heading above it, and the text without them."""
+    tables: list[Rows] = []
+    words: list[str] = []
+    heading = "Results"
+    for block in markdown.strip().split("\n\n"):
         if block.startswith("# "):
             continue  # the page has its own title
         if block.startswith("## "):
-            blocks.append(f"<h2>{_inline(block[3:])}</h2>")
-        elif block.startswith("| "):
-            blocks.append(_table(block.split("\n")))
-        elif block.startswith("- "):
-            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in block.split("\n"))
-            blocks.append(f"<ul>{items}</ul>")
+            heading = block[3:]
+        if block.startswith("| "):
+            cells = [
+                line.strip("| ").split(" | ") for line in block.split("\n") if "---" not in line
+            ]
+            head, *rows = cells
+            columns = {name: [row[i] for row in rows] for i, name in enumerate(head)}
+            tables.append(Rows(f"table-{len(tables)}", heading, "", columns))
         else:
-            blocks.append(f"<p>{_inline(block)}</p>")
-    return "".join(blocks)
-
-
-def _table(lines: Sequence[str]) -> str:
-    cells: list[list[str]] = [line.strip("|").split("|") for line in lines if "---" not in line]
-    rows: list[Any] = []
-    for number, row in enumerate(cells):
-        tag = "th" if number == 0 else "td"
-        rows.append("".join(f"<{tag}>{_inline(cell.strip())}</{tag}>" for cell in row))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    prose = any(len(cell) > LONG for row in cells for cell in row)
-    style = ' style="white-space: normal"' if prose else ""
-    if prose:
-        body = body.replace("<td>", '<td style="white-space: normal; text-align: left">')
-    return f'<div class="wide"><table{style}>{body}</table></div>'
-
-
-def _inline(text: str) -> str:
-    escaped = html.escape(text, quote=False).replace("\\*", "*")
-    parts = escaped.split("**")
-    return "".join(f"<b>{part}</b>" if i % 2 else part for i, part in enumerate(parts))
+            words.append(block.replace("**", "").replace("\\*", "*"))
+    return tables, "\n\n".join(words)

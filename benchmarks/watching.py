@@ -1,0 +1,115 @@
+"""What it costs a run to be watched: CPU seconds alone and while its page is being looked at.
+
+The same run by turns, in processes of their own; a reader holds the stream open. CPU seconds are
+compared, which others on the machine hardly change; the page's own use is told beside.
+
+    python benchmarks/watching.py [--rounds N]
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+
+RUN = ["fleet.devices=300", "fleet.profile=phones", "stop.updates=20000", "evaluate.every=100"]
+
+
+def latecomer(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "latecomer", *arguments]
+
+
+def run_once(folder: Path) -> tuple[float, float]:
+    """CPU and wall seconds of one run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    settings = [part for setting in RUN for part in ("--set", setting)]
+    command = latecomer("run", "--quiet", *settings, "--out", str(folder))
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu, time.monotonic() - begun
+
+
+class Reader:
+    """A browser tab, as far as the server can tell."""
+
+    def __init__(self, port: int, run: str) -> None:
+        self.port, self.run = port, run
+        self.documents = self.bytes = 0
+        self.ended = False
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _get(self, path: str) -> HTTPConnection:
+        asking = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        asking.request("GET", path)
+        return asking
+
+    def _read(self) -> None:
+        while f'"{self.run}"' not in self._get("/api/runs").getresponse().read().decode():
+            time.sleep(0.2)
+        stream = self._get(f"/api/stream?run={self.run}").getresponse()
+        while not self.ended:
+            line = stream.readline()
+            self.documents += line == b"event: run\n"
+            self.bytes += len(line)
+
+
+def cpu_of(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--out", type=Path, default=Path("benchmarks/results/watching.json"))
+    options = arguments.parse_args()
+    root = Path(tempfile.mkdtemp())
+    page = subprocess.Popen(
+        latecomer("watch", str(root), "--port", "0"), stdout=subprocess.PIPE, text=True
+    )
+    assert page.stdout is not None
+    found = re.search(r":(\d+)/", page.stdout.readline())
+    assert found is not None
+    rows = []
+    try:
+        for k in range(options.rounds):
+            alone = run_once(root / f"alone-{k}")
+            before, reader = cpu_of(page.pid), Reader(int(found[1]), f"watched-{k}")
+            watched = run_once(root / f"watched-{k}")
+            reader.ended = True
+            row = {
+                "alone_cpu": alone[0],
+                "watched_cpu": watched[0],
+                "alone_wall": alone[1],
+                "watched_wall": watched[1],
+                "page_cpu": cpu_of(page.pid) - before,
+                "documents": reader.documents,
+                "megabytes": reader.bytes / 1e6,
+            }
+            rows.append({name: round(value, 2) for name, value in row.items()})
+            print(rows[-1])
+    finally:
+        page.send_signal(signal.SIGINT)
+        page.wait(30)
+        shutil.rmtree(root, ignore_errors=True)
+    ratio = median(r["watched_cpu"] for r in rows) / median(r["alone_cpu"] for r in rows)
+    print(f"median CPU seconds of the run, watched / alone: {ratio:.3f}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"rows": rows, "ratio": ratio}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Which devices share a model: members of each lineage over time, splits, merges, broadcasts."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from latecomer.study.view.clock import Clock
+from latecomer.study.view.history import History
+from latecomer.study.view.panels import COLOURS, Lanes, Mark, Panel, Series, State, View
+
+SHOWN = 7  # lineages with a colour of their own; the others together are grey
+MOST_MARKS = 40
+MOST_SPANS = 20_000
+OTHERS = "others"
+
+
+def clusters(history: History, clock: Clock) -> Panel | None:
+    """None for a run with one model."""
+    lineages = Counter(lineage for _, _, lineage in history.moves)
+    if len(lineages) < 2 and not history.turns:
+        return None
+    named = _with_a_colour(history)
+    views = [
+        View(
+            "members",
+            clock.title,
+            "devices",
+            _members(history, named, clock),
+            marks=_marks(history, clock),
+            stacked=True,
+            note=_counted(history),
+        )
+    ]
+    if len(history.devices) > 1:
+        views.append(
+            View("who is where", clock.title, "device", lanes=_lanes(history, named, clock))
+        )
+    return Panel(
+        "clusters",
+        "Who shares a model with whom",
+        "Each lineage is one model with its members. A device moves when it is sent, or counts"
+        " towards, the model of another.",
+        views,
+    )
+
+
+def _with_a_colour(history: History) -> list[str]:
+    """The lineages with most members now, then those that were used most often."""
+    now, ever = Counter(history.homes.values()), Counter(name for _, _, name in history.moves)
+    names = sorted(ever, key=lambda name: (-now[name], -ever[name], name))
+    return names if len(names) <= SHOWN + 1 else names[:SHOWN]
+
+
+def _members(history: History, named: list[str], clock: Clock) -> list[Series]:
+    homes: dict[int, str] = {}
+    counts: Counter[str] = Counter()
+    times: list[float] = []
+    rows: list[list[int]] = []
+    labels = [*named, OTHERS]
+
+    def row() -> list[int]:
+        return [*(counts[n] for n in named), sum(counts.values()) - sum(counts[n] for n in named)]
+
+    for time, device, lineage in history.moves:
+        if device in homes:
+            counts[homes[device]] -= 1
+        homes[device] = lineage
+        counts[lineage] += 1
+        if times and times[-1] == time:
+            rows[-1] = row()
+        else:
+            times.append(time)
+            rows.append(row())
+    times.append(history.now)
+    rows.append(row())
+    picked = np.unique(np.linspace(0, len(times) - 1, 400).round().astype(int)).tolist()
+    x = clock.each(times[i] for i in picked)
+    return [
+        Series(label, x, [rows[i][k] for i in picked], "area", colour=min(k, 7), dash=0)
+        for k, label in enumerate(labels)
+        if any(r[k] for r in rows)
+    ]
+
+
+def _marks(history: History, clock: Clock) -> list[Mark]:
+    """Splits and merges; broadcasts too while they are few."""
+    changes = [t for t in history.turns if t["event"] != "broadcast"]
+    shown = history.turns if len(history.turns) <= MOST_MARKS else changes[:MOST_MARKS]
+    return [Mark(clock(turn["time"]), turn_text(turn)) for turn in shown]
+
+
+def turn_text(turn: dict[str, Any]) -> str:
+    """`split a, b`: the event and every lineage that it names."""
+    names: list[str] = []
+    for key, value in turn.items():
+        if key in ("time", "event"):
+            continue
+        listed = value if isinstance(value, list) else [value]
+        names += [str(v) for v in listed if isinstance(v, str) and str(v) not in names]
+    return f"{turn['event']} {', '.join(names[:3])}".strip()
+
+
+def _counted(history: History) -> str:
+    kinds = Counter(turn["event"] for turn in history.turns)
+    found = [
+        f"{kinds[kind]:,} {kind}{'s' if kinds[kind] > 1 else ''}"
+        for kind in ("split", "merge", "broadcast")
+        if kinds[kind]
+    ]
+    return f"In all: {', '.join(found)}." if found else ""
+
+
+def _lanes(history: History, named: list[str], clock: Clock) -> Lanes:
+    labels = [*named, OTHERS]
+    place = {name: k for k, name in enumerate(named)}
+    by_device: dict[int, list[tuple[float, int]]] = {d: [] for d in sorted(history.devices)}
+    for time, device, lineage in history.moves:
+        by_device.setdefault(device, []).append((time, place.get(lineage, len(named))))
+    offsets, shown = [0], []
+    state: list[int] = []
+    start: list[float] = []
+    end: list[float] = []
+    for device, moves in by_device.items():
+        if len(state) > MOST_SPANS:
+            break
+        shown.append(device)
+        for k, (time, which) in enumerate(moves):
+            state.append(which)
+            start.append(clock(time))
+            end.append(clock(moves[k + 1][0] if k + 1 < len(moves) else history.now))
+        offsets.append(len(state))
+    colours = [*COLOURS]
+    used = sorted(set(state))
+    renumbered = {old: new for new, old in enumerate(used)}
+    return Lanes(
+        labels=[str(d) for d in shown],
+        late=[False] * len(shown),
+        states=[State(labels[k], colours[min(k, SHOWN)]) for k in used],
+        offsets=np.array(offsets, dtype=np.uint32),
+        state=np.array([renumbered[k] for k in state], dtype=np.uint8),
+        start=np.array(start, dtype=np.float32),
+        end=np.array(end, dtype=np.float32),
+    )

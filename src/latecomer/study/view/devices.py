@@ -1,0 +1,111 @@
+"""The devices one by one: accuracy on their own data, and a table of where each stands."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from latecomer.fleet.availability import next_open
+from latecomer.study.view.history import History
+from latecomer.study.view.panels import ORANGE, Panel, Rows, Series, View
+from latecomer.study.view.timeline import Fleet, devices_in
+
+
+def device_accuracy(devices: pd.DataFrame | None) -> Panel | None:
+    """Each device's model on that device's own held-back data, worst first; late ones marked."""
+    if devices is None or not devices["accuracy"].notna().any():
+        return None
+    known = devices[devices["accuracy"].notna()].sort_values(["accuracy", "device"])
+    place = np.arange(1, len(known) + 1)
+    late = known["late"].to_numpy() == 1
+    series = [
+        Series(name, place[mask].tolist(), known["accuracy"][mask].tolist(), "dots", colour=k)
+        for name, mask, k in (("in time", ~late, 0), ("late devices", late, ORANGE))
+        if mask.any()
+    ]
+    view = View("by device", "devices, worst first", "accuracy", series, unit_share=True)
+    return Panel(
+        "devices",
+        "How well it serves each device",
+        "The model that each device would use, on that device's own held-back data.",
+        [view],
+    )
+
+
+def accuracy_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | None:
+    """For a comparison: accuracy over devices, worst first, the seeds of a strategy together."""
+    lines = []
+    for label, some in tables.items():
+        found = [t["accuracy"].dropna().to_numpy() for t in some]
+        values = np.sort(np.concatenate(found)) if found else np.array([])
+        if len(values):
+            shares = np.linspace(0, 1, 101)
+            lines.append(Series(label, shares.tolist(), np.quantile(values, shares).tolist()))
+    if not lines:
+        return None
+    view = View("by device", "share of devices, worst first", "accuracy", lines, unit_share=True)
+    return Panel(
+        "devices",
+        "How well each serves its devices",
+        "Each device's model on its own held-back data; devices of all seeds together. The left end"
+        " is the worst device, the middle the median.",
+        [view],
+    )
+
+
+def device_table(
+    history: History, fleet: Fleet, devices: pd.DataFrame | None, budget: float, ended: bool
+) -> Rows | None:
+    """One row per device that has been given a task, or was out of reach for one."""
+    ids = devices_in(history, fleet)
+    if not history.devices:
+        return None
+    busy = {device for device, _ in history.open.values()}
+    columns: dict[str, list[object]] = {"device": list(ids)}
+    if fleet.late:
+        columns["late"] = ["late" if d in fleet.late else "" for d in ids]
+    columns["state"] = [_state(d, history, fleet, busy, ended) for d in ids]
+    columns["updates"] = [history.updates.get(d, 0) for d in ids]
+    columns["last staleness"] = [history.last_staleness.get(d) for d in ids]
+    if history.spent:
+        columns["epsilon"] = [history.spent.get(d, 0.0) for d in ids]
+        if budget > 0:
+            columns["budget left"] = [max(0.0, budget - history.spent.get(d, 0.0)) for d in ids]
+    if history.widths:
+        columns["width"] = [history.widths.get(d, 1.0) for d in ids]
+    if len(set(history.homes.values())) > 1:
+        columns["model"] = [history.homes.get(d, "") for d in ids]
+    if devices is not None:
+        known = devices.set_index("device")
+        columns["examples"] = [int(v) for v in known["examples"].reindex(ids, fill_value=0)]
+        columns["accuracy"] = list(known["accuracy"].reindex(ids))
+    return Rows("device-table", "The devices", "As the log tells it last.", columns)
+
+
+def widths(history: History) -> Panel | None:
+    """How many devices train a sub-model of which width; None where all train the whole."""
+    if not history.widths:
+        return None
+    sizes = sorted(set(history.widths.values()))
+    whole = len(history.devices - set(history.widths))
+    counts = {w: sum(1 for v in history.widths.values() if v == w) for w in sizes}
+    if whole:
+        counts[1.0] = counts.get(1.0, 0) + whole
+    bars = Series(
+        "devices", [f"{w:g}" for w in sorted(counts)], [counts[w] for w in sorted(counts)], "bar"
+    )
+    view = View("now", "part of the network's width", "devices", [bars])
+    about = "Devices that train a part of the network, by the width of their part."
+    return Panel("widths", "Sub-models", about, [view])
+
+
+def _state(device: int, history: History, fleet: Fleet, busy: set[int], ended: bool) -> str:
+    if device in history.retired:
+        return "budget spent"
+    if device in fleet.windows:
+        period, windows = fleet.windows[device]
+        if next_open(windows, period, history.now) > history.now:
+            return "offline"
+    if device in busy:
+        return "had a task" if ended else "at work"
+    return "lost" if device in history.lost else "waiting"

@@ -1,0 +1,185 @@
+"""The document of one run, finished or not, from the files in its folder."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from latecomer import __version__
+from latecomer.errors import BadInput
+from latecomer.study.results import Result, read_json
+from latecomer.study.terminal import repairs as repairs_text
+from latecomer.study.terminal import span
+from latecomer.study.view.clock import clock_for
+from latecomer.study.view.clusters import clusters
+from latecomer.study.view.devices import device_accuracy, device_table, widths
+from latecomer.study.view.history import History
+from latecomer.study.view.learning import classes, learning
+from latecomer.study.view.panels import Document, without_empty
+from latecomer.study.view.privacy import privacy
+from latecomer.study.view.repairs import repairs
+from latecomer.study.view.staleness import staleness
+from latecomer.study.view.timeline import MOST_SPANS, Fleet, timeline
+from latecomer.study.view.traffic import traffic, unit_for
+
+
+def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) -> Document:
+    """Everything there is to show of a run; `most_spans` bounds the size of its timeline."""
+    metrics, summary = run.metrics, summary_of(run)
+    config, fleet = config_of(run), fleet_of(run.folder)
+    devices = devices_of(run.folder)
+    clock = clock_for(max(history.now, float(metrics["virtual_seconds"].iloc[-1])))
+    budget = budget_of(config)
+    panels = without_empty(
+        (
+            learning(metrics, clock),
+            classes(metrics, affected_classes(run.folder), clock),
+            timeline(history, fleet, clock, most_spans),
+            staleness(history),
+            repairs(history, clock),
+            clusters(history, clock),
+            privacy(history, budget, clock),
+            traffic(history, clock),
+            widths(history),
+            device_accuracy(devices),
+        )
+    )
+    table = device_table(history, fleet, devices, budget, ended=summary is not None)
+    return Document(
+        title=_title(config, summary),
+        subtitle=_subtitle(config, history),
+        facts=_facts(metrics, history, summary),
+        panels=panels,
+        tables=[table] if table else [],
+        texts={"Run it again": _command(config), "Config": run.config},
+        notes=[*(summary or {}).get("notes", []), *(summary or {}).get("warnings", [])],
+    )
+
+
+def summary_of(run: Result) -> dict[str, Any] | None:
+    """What stands at the end of a run; None while it is going on."""
+    return run.summary if (run.folder / "summary.json").is_file() else None
+
+
+def fleet_of(folder: Path) -> Fleet:
+    """Who is late and when devices are reachable, as far as the files tell."""
+    path = folder / "fleet.json"
+    if path.is_file():
+        found = read_json(path)
+        try:
+            windows = {
+                int(device): (float(period), tuple((float(a), float(b)) for a, b in some))
+                for device, (period, some) in found["windows"].items()
+            }
+            return Fleet(int(found["devices"]), frozenset(found["late"]), windows)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"{path}: not the fleet of a run ({error})") from error
+    summary = folder / "summary.json"
+    late = read_json(summary).get("late_devices", []) if summary.is_file() else []
+    return Fleet(0, frozenset(late), {})
+
+
+def affected_classes(folder: Path) -> list[str]:
+    path = folder / "fleet.json"
+    return [str(name) for name in read_json(path).get("affected", [])] if path.is_file() else []
+
+
+def devices_of(folder: Path) -> pd.DataFrame | None:
+    path = folder / "devices.csv"
+    if not path.is_file():
+        return None
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error
+    if missing := {"device", "late", "examples", "accuracy"} - set(table):
+        raise BadInput(f"{path}: not the devices of a run, it has no {', '.join(sorted(missing))}")
+    return table
+
+
+def config_of(run: Result) -> dict[str, Any]:
+    """The config as a tree; empty if somebody has broken it, for its text is shown anyway."""
+    try:
+        return tomllib.loads(run.config)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def budget_of(config: Mapping[str, Any]) -> float:
+    found = config.get("privacy", {}).get("epsilon", 0.0)
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def _title(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
+    if summary is not None:
+        return f"{summary['strategy']} on {summary['source']}"
+    name = config.get("strategy", {}).get("name")
+    return f"{name} on {config.get('data', {}).get('source')}" if name else "Latecomer run"
+
+
+def _subtitle(config: Mapping[str, Any], history: History) -> str:
+    parts = []
+    if model := config.get("model", {}).get("name"):
+        parts.append(str(model))
+    fleet = config.get("fleet", {})
+    if devices := fleet.get("devices") or len(history.devices):
+        parts.append(f"{devices:,} devices ({fleet.get('profile', 'fleet')})")
+    if "seed" in config:
+        parts.append(f"seed {config['seed']}")
+    return ", ".join(parts)
+
+
+def _facts(
+    metrics: pd.DataFrame, history: History, summary: Mapping[str, Any] | None
+) -> dict[str, str]:
+    last = metrics.iloc[-1]
+    facts = {
+        "accuracy": _share(last["accuracy"]),
+        "balanced accuracy": _share(last.get("balanced_accuracy")),
+        "macro-F1": _share(last.get("macro_f1")),
+        "affected classes": _share(last.get("accuracy_affected")),
+    }
+    arrivals = sum(history.staleness.values())
+    if arrivals:
+        mean = sum(s * n for s, n in history.staleness.items()) / arrivals
+        facts["mean staleness"] = f"{mean:.1f}"
+    facts |= {"client updates": f"{int(last['updates']):,}"}
+    facts |= {"virtual time": span(float(last["virtual_seconds"]))}
+    sums = [sum(history.up[1]), sum(history.down[1])]
+    unit, size = unit_for(max(sums))
+    if max(sums):
+        facts["sent up / down"] = f"{sums[0] / size:.3g} / {sums[1] / size:.3g} {unit}"
+    if summary is not None:
+        own = summary["client_accuracy"]
+        facts |= {
+            "on the devices": _share(own["mean"]),
+            "worst device": _share(own["worst"]),
+            "late devices": _share(own["late_mean"]),
+            "repaired": repairs_text(summary),
+            "epsilon, largest": _share((summary.get("epsilon") or {}).get("max")),
+            "models at the end": str((summary.get("clusters") or {}).get("final", "-")),
+            "wall time": span(summary["wall_seconds"]),
+        }
+    else:
+        facts["wall time"] = span(float(last["wall_seconds"]))
+        facts["state"] = "not finished"
+    return {name: value for name, value in facts.items() if value != "-"}
+
+
+def _share(value: Any) -> str:
+    return "-" if value is None or pd.isna(value) else f"{float(value):.3f}"
+
+
+def _command(config: Mapping[str, Any]) -> str:
+    # A strategy built from parts in Python stands there by a name that no recipe has.
+    from latecomer.strategies.recipe import recipes
+
+    name = str(config.get("strategy", {}).get("name", ""))
+    if name and ":" not in name and name not in recipes():
+        return f"# latecomer {__version__}\n# {name} was built from parts in Python: latecomer.run"
+    return (
+        f"# latecomer {__version__}; config.toml lies beside this page, and below\n"
+        "latecomer run config.toml --out again"
+    )

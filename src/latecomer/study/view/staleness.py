@@ -1,0 +1,101 @@
+"""How stale updates are when they arrive, and what weight they are given."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from latecomer.study.view.history import History
+from latecomer.study.view.panels import Panel, Series, View
+
+MOST_BARS = 60
+
+
+def staleness(history: History) -> Panel | None:
+    """The distribution in one run, and weights over staleness."""
+    if not history.staleness:
+        return None
+    views = [
+        View(
+            "distribution",
+            "staleness (commits)",
+            "updates",
+            [Series("updates", *_histogram(history.staleness), "bar")],
+        )
+    ]
+    if (weights := _weights("weight", history)) is not None:
+        views.append(View("weight given", "staleness (commits)", "weight", [weights]))
+    return Panel(
+        "staleness",
+        "How stale updates are, and what they count",
+        "Staleness is the number of commits since the version an update was trained from. Weight is"
+        " what the strategy gave; the band runs from the smallest to the largest.",
+        views,
+    )
+
+
+def staleness_of_all(histories: Mapping[str, History]) -> Panel | None:
+    """For a comparison: the share of updates that are at most so stale, one line per strategy."""
+    some = {label: h for label, h in histories.items() if h.staleness}
+    if not some:
+        return None
+    longest = max(max(h.staleness) for h in some.values())
+    lines = [Series(label, *_up_to(h.staleness, longest), "step") for label, h in some.items()]
+    x_title = "staleness (commits)"
+    far = longest > 100
+    views = [View("share up to", x_title, "share of updates", lines, unit_share=True, log_x=far)]
+    weights = [
+        found
+        for label, h in some.items()
+        if (found := _weights(label, h, relative=True)) is not None
+    ]
+    if weights:
+        y_title = "part of the largest"
+        views.append(View("weight given", x_title, y_title, weights, unit_share=True, log_x=far))
+    return Panel(
+        "staleness",
+        "How stale updates are, and what they count",
+        "First seed of each strategy. Share of updates at most so stale; and mean weight given, as"
+        " a part of the strategy's largest.",
+        views,
+    )
+
+
+def _histogram(counts: Mapping[int, int]) -> tuple[list[object], list[int]]:
+    top = max(counts)
+    if top < MOST_BARS:
+        return list(range(top + 1)), [counts.get(s, 0) for s in range(top + 1)]
+    width = -(-(top + 1) // MOST_BARS)
+    bins = [0] * (top // width + 1)
+    for value, count in counts.items():
+        bins[value // width] += count
+    return [k * width + (width - 1) / 2 for k in range(len(bins))], bins
+
+
+def _up_to(counts: Mapping[int, int], longest: int) -> tuple[list[float], list[float]]:
+    values = sorted(counts)
+    total = np.cumsum([counts[v] for v in values])
+    picked = np.unique(np.linspace(0, len(values) - 1, 200).round().astype(int)).tolist()
+    x = [*(float(values[i]) for i in picked), float(longest)]
+    return x, [*(float(total[i] / total[-1]) for i in picked), 1.0]
+
+
+def _weights(name: str, history: History, relative: bool = False) -> Series | None:
+    """Mean weight by staleness, in at most MOST_BARS steps; the spread is its range."""
+    stale, weight = np.array(history.weighed[0]), np.array(history.weighed[1])
+    finite = np.isfinite(weight)
+    stale, weight = stale[finite], weight[finite]
+    if not len(stale):
+        return None
+    width = max(1, -(-(int(stale.max()) + 1) // MOST_BARS))
+    bins = stale // width
+    x, y, low, high = [], [], [], []
+    for b in np.unique(bins).tolist():
+        inside = weight[bins == b]
+        x.append(b * width + (width - 1) / 2)
+        y.append(float(inside.mean()))
+        low.append(float(inside.min()))
+        high.append(float(inside.max()))
+    if relative:
+        top = max(map(abs, y)) or 1.0
+        return Series(name, x, [v / top for v in y])
+    return Series(name, x, y, low=low, high=high)
