@@ -17,8 +17,8 @@ def test_a_late_device_of_a_uniform_fleet() -> None:
     fleet = make_fleet("uniform", 3)
     nominal = epoch_seconds(fleet.devices, [5, 5, 5], 1000)
     fleet = with_lateness(fleet, (1,), lateness("in-flight", 40, nominal))
-    assert fleet.journey(0, 7, 20.0, 5, 1000) == Journey(20.0, 20.0, 30.0, 30.0, 30.0)
-    assert fleet.journey(1, 7, 20.0, 5, 1000) == Journey(20.0, 20.0, 30.0, 425.0, 30.0)
+    assert fleet.journey(0, 7, 20.0, 5, 1000, 1000) == Journey(20.0, 20.0, 30.0, 30.0, 30.0)
+    assert fleet.journey(1, 7, 20.0, 5, 1000, 1000) == Journey(20.0, 20.0, 30.0, 425.0, 30.0)
 
 
 def test_a_journey_depends_on_seed_device_and_number_only() -> None:
