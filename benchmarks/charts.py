@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import log
 from pathlib import Path
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
@@ -12,14 +13,23 @@ Line = Sequence[tuple[float, float, float, float]]  # x, mean, lowest, highest
 
 
 def line_chart(
-    path: Path, title: str, x_title: str, y_title: str, lines: Mapping[str, Line]
+    path: Path,
+    title: str,
+    x_title: str,
+    y_title: str,
+    lines: Mapping[str, Line],
+    ticks: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    logarithmic: bool = False,
 ) -> None:
-    """One line per label; y runs from 0 to 1."""
+    """One line per label; y runs from the first to the last of `ticks`."""
     longest = max((points[-1][0] for points in lines.values() if points), default=1.0) or 1.0
 
     def at(x: float, y: float) -> str:
         across = LEFT + (WIDTH - LEFT - RIGHT) * x / longest
-        up = TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(max(y, 0.0), 1.0))
+        low, high, y = (
+            log(v) if logarithmic else v for v in (ticks[0], ticks[-1], max(y, ticks[0]))
+        )
+        up = TOP + (HEIGHT - TOP - BOTTOM) * (1 - min((y - low) / (high - low), 1.0))
         return f"{across:.1f},{up:.1f}"
 
     parts = [
@@ -28,16 +38,16 @@ def line_chart(
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
     ]
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for tick in ticks:
         a, b = at(0, tick), at(longest, tick)
         parts.append(f'<polyline points="{a} {b}" stroke="#dddddd" fill="none"/>')
         x, y = a.split(",")
         parts.append(
-            f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{tick:g}</text>'
+            f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{tick:,g}</text>'
         )
     for i in range(5):
         value = longest * i / 4
-        x, y = at(value, 0).split(",")
+        x, y = at(value, ticks[0]).split(",")
         parts.append(
             f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{round(value, 2):g}</text>'
         )

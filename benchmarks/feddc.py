@@ -9,19 +9,16 @@ arrives; "later" from twice that; "end" over the last tenth. Studies named uci-h
 mnist* need ../shared/data.
 """
 
-import argparse
-import os
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from charts import line_chart
+from studies import Study, arguments, by_method, curves, method, table
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "feddc"
 EPOCH = 10.0  # virtual seconds of an epoch on the uniform fleet that all these studies use
 
 # More lines than this nobody can read in one chart.
@@ -35,13 +32,6 @@ CHARTED = (
     "feddc",
     "feddc with stand-ins",
 )
-
-Settings = Mapping[str, Any]  # dotted keys
-
-
-def method(name: str, **options: Any) -> dict[str, Any]:
-    return {"strategy": {"name": name, **options}}
-
 
 # First-order and W-Pred are given several strengths, Weighted a milder discount, and the best
 # counts: a claim against a badly set baseline is none.
@@ -67,12 +57,9 @@ SHORT = {
 
 
 @dataclass(frozen=True)
-class Study:
-    """A scenario, changed at each of `points`, under `methods`."""
+class Race(Study):
+    """`target` is the accuracy on the affected class that is to be reached."""
 
-    config: str
-    methods: Mapping[str, dict[str, Any]]
-    points: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
     target: float = 0.8
 
 
@@ -126,24 +113,24 @@ ASYNC = {
 BOTH = {"unweighted": BASELINES["unweighted"], **FEDDC}
 
 STUDIES = {
-    "uci-har": Study("uci-har.toml", BASELINES | FEDDC),
-    "uci-har-class1": Study(
-        "uci-har.toml", SHORT, points={"class 1 late": {"fleet.late.classes": [1]}}
+    "uci-har": Race("feddc/uci-har.toml", BASELINES | FEDDC),
+    "uci-har-class1": Race(
+        "feddc/uci-har.toml", SHORT, points={"class 1 late": {"fleet.late.classes": [1]}}
     ),
-    "uci-har-long": Study("uci-har.toml", SHORT, points={"": {"stop.epochs": 200}}),
-    "busy": Study("busy.toml", AWAY),
-    "busy-40": Study(
-        "busy.toml",
+    "uci-har-long": Race("feddc/uci-har.toml", SHORT, points={"": {"stop.epochs": 200}}),
+    "busy": Race("feddc/busy.toml", AWAY),
+    "busy-40": Race(
+        "feddc/busy.toml",
         AWAY,
         points={"away for 40": {"fleet.late.delay": 40.0, "stop.epochs": 200}},
     ),
-    "digits": Study("digits.toml", BASELINES | FEDDC),
-    "digits-delays": Study("digits.toml", SHORT, points=DELAYS),
-    "digits-alphas": Study("digits.toml", SHORT, points=ALPHAS),
-    "digits-options": Study("digits.toml", FEDDC_OPTIONS),
-    "uci-har-options": Study("uci-har.toml", FEDDC_OPTIONS, points={"": {"stop.epochs": 200}}),
-    "digits-rates": Study(
-        "digits.toml",
+    "digits": Race("feddc/digits.toml", BASELINES | FEDDC),
+    "digits-delays": Race("feddc/digits.toml", SHORT, points=DELAYS),
+    "digits-alphas": Race("feddc/digits.toml", SHORT, points=ALPHAS),
+    "digits-options": Race("feddc/digits.toml", FEDDC_OPTIONS),
+    "uci-har-options": Race("feddc/uci-har.toml", FEDDC_OPTIONS, points={"": {"stop.epochs": 200}}),
+    "digits-rates": Race(
+        "feddc/digits.toml",
         {
             name: BASELINES[name]
             for name in ("unstale (oracle)", "unweighted", "first-order, 40", "w-pred, 40")
@@ -151,9 +138,9 @@ STUDIES = {
         | FEDDC,
         points={f"lr {rate}": {"training.lr": rate} for rate in (0.01, 0.02, 0.1)},
     ),
-    "digits-async": Study("digits.toml", ASYNC),
-    "digits-optimisers": Study(
-        "digits.toml",
+    "digits-async": Race("feddc/digits.toml", ASYNC),
+    "digits-optimisers": Race(
+        "feddc/digits.toml",
         BOTH,
         points={
             "sgd": {"training.momentum": 0.0},
@@ -163,16 +150,16 @@ STUDIES = {
             "adam": {"training.optimizer": "adam", "training.lr": 0.001},
         },
     ),
-    "digits-devices": Study(
-        "digits.toml",
+    "digits-devices": Race(
+        "feddc/digits.toml",
         BOTH,
         points={
             f"{n} devices": {"fleet.devices": n, "fleet.late.devices": n // 10}
             for n in (50, 100, 200, 300)
         },
     ),
-    "mnist": Study(
-        "mnist.toml",
+    "mnist": Race(
+        "feddc/mnist.toml",
         {
             name: (BASELINES | FEDDC)[name]
             for name in (
@@ -185,39 +172,6 @@ STUDIES = {
         },
     ),
 }
-
-
-def tree_of(study: Study, settings: Settings) -> dict[str, Any]:
-    """The study's config, with the point's settings and a section for each method."""
-    tree: dict[str, Any] = tomllib.loads((EXAMPLES / study.config).read_text())
-    if "path" in tree["data"]:
-        tree["data"]["path"] = str(EXAMPLES.parent.parent / tree["data"]["path"])
-    for key, value in settings.items():
-        *sections, last = key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    tree["compare"] = {label: dict(changes) for label, changes in study.methods.items()}
-    return tree
-
-
-def run_point(name: str, point: str, args: argparse.Namespace) -> dict[tuple[str, int], Any]:
-    """The finished runs of one point by method and seed."""
-    import latecomer
-
-    study = STUDIES[name]
-    folder = Path(args.out) / "-".join([name, *point.split()]).replace("/", "-")
-    if (folder / "compare.csv").exists():
-        return dict(latecomer.load(folder).runs)
-    if folder.exists():
-        from latecomer.study.compare import resume_comparison
-
-        resume_comparison(folder, jobs=args.jobs)
-    else:
-        tree = tree_of(study, study.points[point])
-        latecomer.compare(tree, list(study.methods), seeds=args.seeds, out=folder, jobs=args.jobs)
-    return dict(latecomer.load(folder).runs)
 
 
 def delay_of(tree: Mapping[str, Any]) -> float:
@@ -255,76 +209,24 @@ def repairs(label: str, summaries: Sequence[Mapping[str, Any]]) -> str:
     return f"- {label}: {count:.0f} repaired, {share:.2%} of the virtual time, switched off: {told}"
 
 
-def table(rows: Mapping[str, list[dict[str, float]]]) -> str:
-    """Markdown: mean and standard deviation over seeds; how many seeds if not all reached it."""
-    columns = list(next(iter(rows.values()))[0])
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for label, runs in rows.items():
-        cells = []
-        for column in columns:
-            values = np.array([run[column] for run in runs], dtype=float)
-            known = values[~np.isnan(values)]
-            if not len(known):
-                cells.append("-")
-                continue
-            digits = 3 if column.startswith(("affected", "accuracy")) else 1
-            spread = f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 else ""
-            some = f" ({len(known)} of {len(values)})" if len(known) < len(values) else ""
-            cells.append(f"{known.mean():.{digits}f}{spread}{some}")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def curves(
-    runs: Mapping[tuple[str, int], Any], column: str
-) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Mean, lowest and highest over seeds on a common grid of epochs, per method."""
-    of_method: dict[str, list[pd.DataFrame]] = {}
-    for (label, _), result in runs.items():
-        of_method.setdefault(label, []).append(result.metrics)
-    lines = {}
-    for label, several in of_method.items():
-        end = min(m["virtual_seconds"].iloc[-1] for m in several) / EPOCH
-        grid = np.linspace(0, end, 81)
-        values = np.stack(
-            [np.interp(grid, m["virtual_seconds"] / EPOCH, m[column]) for m in several]
-        )
-        lines[label] = list(
-            zip(
-                grid.tolist(),
-                values.mean(0).tolist(),
-                values.min(0).tolist(),
-                values.max(0).tolist(),
-                strict=True,
-            )
-        )
-    return lines
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", choices=sorted(STUDIES), metavar="NAME")
-    parser.add_argument("--seeds", default="1,2,3", type=lambda t: [int(s) for s in t.split(",")])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--out", default="runs/feddc")
-    parser.add_argument("--charts", default="")
-    args = parser.parse_args()
+    args = arguments(__doc__, STUDIES, "runs/feddc").parse_args()
     for name in args.names:
         study = STUDIES[name]
         for point in study.points:
-            runs = run_point(name, point, args)
-            delay = delay_of(tree_of(study, study.points[point]))
-            rows: dict[str, list[dict[str, float]]] = {}
-            summaries: dict[str, list[Mapping[str, Any]]] = {}
-            for (label, _), result in runs.items():
-                rows.setdefault(label, []).append(measures(result.metrics, delay, study.target))
-                summaries.setdefault(label, []).append(result.summary)
+            runs, delay = study.run(name, point, args), delay_of(study.tree(point))
+            found = by_method(runs)
+            rows = {
+                label: [measures(result.metrics, delay, study.target) for result in results]
+                for label, results in found.items()
+            }
             heading = f"{name}{', ' + point if point else ''}"
-            told = [repairs(label, some) for label, some in summaries.items()]
-            print(f"\n### {heading}\n\n{table(rows)}\n", *filter(None, told), sep="\n", flush=True)
+            told = [repairs(label, [r.summary for r in some]) for label, some in found.items()]
+            cells = table(rows, {"affected": 3, "accuracy": 3})
+            print(f"\n### {heading}\n\n{cells}\n", *filter(None, told), sep="\n", flush=True)
             if args.charts:
                 path = Path(args.charts) / ("-".join([name, *point.split()]) + ".svg")
-                lines = curves(runs, "accuracy_affected")
+                lines = curves(runs, "accuracy_affected", "virtual_seconds", EPOCH)
                 lines = {label: lines[label] for label in CHARTED if label in lines} or lines
                 line_chart(path, heading, "epoch", "accuracy on the affected class", lines)
 

@@ -154,6 +154,7 @@ def attack(
     data: Data,
     keep: float,
     budget: Budget,
+    spec: TrainSpec = STEP,
 ) -> list[Estimate]:
     """The best fit of three sorts of starts.
 
@@ -171,11 +172,11 @@ def attack(
         len(deltas), *data.shape, generator=seeded(100)
     )
     divided = by_division(network, base, deltas, data, keep, budget.iterations)
-    cold = [Sought(base, delta, STEP, 1, seed=i) for i, delta in enumerate(deltas)]
+    cold = [Sought(base, delta, spec, 1, seed=i) for i, delta in enumerate(deltas)]
     tries = [invert(network, cold, effort)]
     for x in (near, divided):
         guesses = [
-            Estimate(one.unsqueeze(0), label.reshape(1), torch.zeros(1), STEP, steps=1)
+            Estimate(one.unsqueeze(0), label.reshape(1), torch.zeros(1), spec, steps=1)
             for one, label in zip(x, labels, strict=True)
         ]
         warm = [replace(s, start=guess) for s, guess in zip(cold, guesses, strict=True)]

@@ -109,7 +109,27 @@ BAD_SETTINGS: list[tuple[str, list[str]]] = [
     ("strategy.alpa=0.5", ["strategy.alpa", "did you mean 'alpha'?", "concurrency"]),
     ("strategy.alpha=3", ["strategy.alpha", "3", "less than or equal to 1"]),
     ("strategy.decay=cubic", ["strategy.decay", "'cubic'", "'polynomial'"]),
-    ("privacy.epsilon=1", ["privacy.epsilon", "1", "0 (off)"]),
+    ("privacy.epsilon=-1", ["privacy.epsilon", "-1", "greater than or equal to 0"]),
+    ("privacy.epsilon=inf", ["privacy.epsilon", "inf", "finite"]),
+    ("privacy.epsilon=[1]", ["privacy.epsilon", "[1]", "number"]),
+    ("privacy.delta=0", ["privacy.delta", "0", "greater than 0"]),
+    ("privacy.delta=1", ["privacy.delta", "1", "less than 1"]),
+    ("privacy.clip=0", ["privacy.clip", "0", "greater than 0"]),
+    ("privacy.mode=per-run", ["privacy.mode", "'per-run'", "'per-step' or 'whole-run'"]),
+    ("privacy.where=server", ["privacy.where", "'server'", "'step' or 'update'"]),
+    ("privacy.noise=uniform", ["privacy.noise", "'uniform'", "'gaussian' or 'laplace'"]),
+    ("privacy.sampling=all", ["privacy.sampling", "'all'", "'shuffle' or 'poisson'"]),
+    ("privacy.accountant=gdp", ["privacy.accountant", "'gdp'", "'pld' or 'rdp'"]),
+    ("privacy.denominator=n", ["privacy.denominator", "'n'", "'batch' or 'dataset'"]),
+    ("privacy.budget=-1", ["privacy.budget", "-1", "greater than or equal to 0"]),
+    ("privacy.tasks=1.5", ["privacy.tasks", "1.5", "integer"]),
+    ("privacy.epsillon=1", ["'privacy.epsillon'", "did you mean 'epsilon'?", "budget"]),
+    ("submodels.level=half", ["submodels.level", "'half'", "'declared'", "'measured'"]),
+    ("submodels.widths=0.5", ["submodels.widths", "0.5"]),
+    ('submodels.widths=["half"]', ["submodels.widths", "'half'", "number"]),
+    ("submodels.slack=0", ["submodels.slack", "0", "greater than 0"]),
+    ("submodels.width=[1.0]", ["'submodels.width'", "did you mean 'widths'?"]),
+    ("strategy.decay=reciprocl", ["strategy.decay", "'reciprocl'", "'reciprocal'"]),
     ("data.source=mars", ["'mars'", "digits", "npz"]),
     ("data.partition=random", ["data.partition", "'random'", "'dirichlet'"]),
     ("data.partition=by-subject", ["by-subject", "subject"]),
@@ -136,6 +156,77 @@ def test_a_bad_setting_is_one_line(
     refused(call("run", "../tiny.toml", *settings, "--out", "../out"), *words)
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "work").iterdir()) == []
+
+
+DECLARED, MEASURED = "submodels.level=declared", "submodels.level=measured"
+PRIVATE = "privacy.epsilon=1.0"
+PRIVAASYNCFED = "strategy.name=privaasyncfed"
+
+# Each right by itself, wrong together.
+BAD_TOGETHER: list[tuple[list[str], list[str]]] = [
+    ([DECLARED, "submodels.widths=[0.5, 0.5]"], ["submodels.widths", "[0.5, 0.5]", "twice"]),
+    ([MEASURED, "submodels.widths=[0.5, 0.5]"], ["submodels.widths", "[0.5, 0.5]", "twice"]),
+    ([DECLARED, "submodels.widths=[2.0]"], ["submodels.widths", "[2.0]", "at most 1"]),
+    ([DECLARED, "submodels.widths=[1, 0]"], ["submodels.widths", "above 0"]),
+    ([MEASURED, "submodels.widths=[-0.5]"], ["submodels.widths", "[-0.5]", "above 0"]),
+    ([MEASURED, "submodels.widths=[]"], ["submodels.widths", "[]", "one or more"]),
+    ([DECLARED, "submodels.shares=[1, 1]"], ["submodels.shares", "2 shares for 4 widths"]),
+    (
+        [DECLARED, "submodels.widths=[1.0]", "submodels.shares=[1, 1, 1, 1]"],
+        ["submodels.shares", "4 shares for 1 width"],
+    ),
+    ([DECLARED, "submodels.shares=[0, 0, 0, 0]"], ["submodels.shares", "one of them above 0"]),
+    ([DECLARED, "submodels.shares=[1, 1, 1, -1]"], ["submodels.shares", "-1", "0 or more"]),
+    ([PRIVAASYNCFED, "submodels.widths=[2.0]"], ["submodels.widths", "[2.0]"]),
+    ([PRIVAASYNCFED, "model.hidden=[]"], ["submodels.widths", "nothing is pruned"]),
+    ([PRIVATE, "strategy.name=ifca"], ["'ifca'", "privacy.epsilon = 0"]),
+    ([PRIVATE, "strategy.name=centralised"], ["'centralised'", "privacy.epsilon = 0"]),
+    ([PRIVATE, "training.clip=2.0"], ["training.clip = 2", "privacy.clip"]),
+    ([PRIVATE, "engine.kernel=compiled"], ["engine.kernel", "noise in every step"]),
+    (
+        [PRIVATE, "privacy.where=update", "privacy.sampling=poisson", "engine.kernel=plain"],
+        ["privacy.sampling", "'poisson'", "privacy.where"],
+    ),
+    (
+        [PRIVATE, "privacy.where=update", "privacy.denominator=dataset", "engine.kernel=plain"],
+        ["privacy.denominator", "'dataset'"],
+    ),
+    *(
+        (
+            [
+                PRIVATE,
+                mode,
+                "privacy.noise=laplace",
+                "privacy.sampling=poisson",
+                "privacy.accountant=rdp",
+                "engine.kernel=plain",
+            ],
+            ["privacy.accountant", "'rdp'", "use pld"],
+        )
+        for mode in ("privacy.mode=whole-run", "privacy.mode=per-step")
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), BAD_TOGETHER, ids=[str(s) for s, _ in BAD_TOGETHER])
+def test_settings_that_do_not_go_together_are_one_line(
+    call: Call, tmp_path: Path, settings: list[str], words: list[str]
+) -> None:
+    options = [option for setting in settings for option in ("--set", setting)]
+    for command in (["run", "--out", "../out"], ["check"]):
+        refused(call(command[0], "../tiny.toml", *options, *command[1:]), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_private_run_tells_what_was_spent(call: Call, tmp_path: Path) -> None:
+    settings = ["--set", PRIVATE, "--set", PRIVAASYNCFED]
+    outcome = call("run", "../tiny.toml", *settings, "--out", "../out")
+    assert (outcome.code, outcome.err) == (0, "")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["epsilon"]["max"] > 1
+    checked = call("check", "../tiny.toml", *settings).out
+    assert 'level = "declared"' in checked
+    assert "epsilon = 1.0" in checked
 
 
 def test_check_refuses_the_same_as_run(call: Call) -> None:

@@ -1,10 +1,15 @@
 """What every registered strategy must do. A new one joins by being registered."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Note, Send, Update
+from latecomer.core.messages import Arrived, Joined, Note, Send, TrainSpec, Update
+from latecomer.core.server import Server
+from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
+from latecomer.strategies.fitting import Around
 from latecomer.strategies.recipe import recipes
 from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
@@ -114,6 +119,130 @@ def test_untrained_coordinates_stay_bit_unchanged(name):
         untrained = server.store.head_params(lineage)[[1, 3, 5]]
         assert torch.equal(untrained, before.get(lineage, torch.zeros(3)))
     assert any(server.store.head_params(n)[0] != 0 for n in server.store.lineages)
+
+
+# What devices carry may change at any time. Nobody carries coordinate 5.
+
+EVEN, START, ONE = (
+    Submodel(name, torch.tensor(index))
+    for name, index in (("even", [0, 2, 4]), ("start", [0, 1, 2, 3, 4]), ("one", [2]))
+)
+
+
+class Changing(Around):
+    """Dispatch: as the inner part does; from task to task every device carries something else."""
+
+    def __init__(self, inner, parts):
+        super().__init__(inner)
+        self.parts = parts
+
+    def __call__(self, view):
+        for wish in self.inner(view):
+            turn = view.tasks_given // 4 + getattr(wish, "device", 0)
+            carry = self.parts[turn % len(self.parts)]
+            yield wish._replace(carry=carry) if isinstance(wish, Assignment) else wish
+
+
+def changing_run(name, parts, fleet=None):
+    plain = toy_server(name)
+    strategy = replace(plain.strategy, dispatch=Changing(plain.strategy.dispatch, parts))
+    spec, networks = TrainSpec(lr=0.5), plain.network
+    server = Server(torch.zeros(SIZE), strategy, spec, seed=7, networks=networks)
+    return ToyRun(server, fleet or toy_fleet())
+
+
+def test_devices_may_change_their_sub_models(name):
+    run, begun = changing_run(name, (EVEN, START, ONE)), {}
+    store = run.server.store
+    for updates in range(1, 121):
+        for lineage in store.lineages:
+            begun.setdefault(lineage, store.head_params(lineage)[5].clone())
+        run.until(updates)
+    assert not run.lines("refusal")
+    assert {f["bytes"] for _, f in run.lines("arrival") if "bytes" in f} == {4 * 1, 4 * 3, 4 * 5}
+    for lineage in store.lineages:
+        head = store.head_params(lineage)
+        assert torch.isfinite(head).all()
+        assert head[5] == begun.get(lineage, 0.0)
+    assert any(store.head_params(lineage)[2] != 0 for lineage in store.lineages)
+
+
+def test_sub_models_and_whole_models_take_turns(name):
+    run = changing_run(name, (None, EVEN, None, ONE, START))
+    run.until(200)
+    assert run.server.accepted == 200
+    for lineage in {run.server.home(device) for device in range(5)}:
+        params = run.server.store.head_params(lineage)
+        assert torch.isfinite(params).all()
+        assert -1 < params.mean() < 5
+
+
+@pytest.mark.parametrize("after", [7, 23])
+def test_checkpoint_and_resume_with_changing_sub_models(name, after):
+    parts = (EVEN, None, ONE, START)
+    whole, first = changing_run(name, parts), changing_run(name, parts)
+    whole.until(after)
+    whole.until(60)
+    first.until(after)
+    second = first.carried_over(changing_run(name, parts))
+    second.until(60)
+    assert first.log + second.log == whole.log
+    assert second.heads() == whole.heads()
+
+
+def test_lost_devices_with_changing_sub_models_are_tolerated(name):
+    fleet = toy_fleet(5, crash=0.2, restart_seconds=3, detect_seconds=1)
+    run = changing_run(name, (EVEN, START, ONE), fleet)
+    run.until(100)
+    assert run.server.accepted == 100
+    assert run.lines("drop")
+
+
+def test_a_device_may_join_again_with_another_sub_model(name):
+    server = toy_server(name)
+    tasks = sends(server.handle(*(Joined(device, EVEN) for device in range(3))))
+    begun = {n: server.store.head_params(n)[5].clone() for n in server.store.lineages}
+    for turn in range(12):
+        part = (EVEN, START, ONE)[turn % 3]
+        answers = [
+            Arrived(t.device, Update(t.id, torch.full((t.params.numel(),), 0.1), 5)) for t in tasks
+        ]
+        tasks = sends(server.handle(*answers, *(Joined(device, part) for device in range(3))))
+        assert {t.submodel for t in tasks} <= {part}
+        for lineage, before in begun.items():
+            assert server.store.head_params(lineage)[5] == before
+    assert server.accepted >= 12
+    assert all(torch.isfinite(server.store.head_params(n)).all() for n in server.store.lineages)
+
+
+# A device whose privacy budget is spent is heard once more, or not at all.
+
+
+def test_devices_that_retire_are_left_in_peace(name):
+    server = toy_server(name)
+    tasks = sends(server.handle(*(Joined(device) for device in range(4))))
+    retired, notes = set(), []
+    for turn in range(30):
+        answers = []
+        for task in tasks:
+            last = task.device < 2 and turn > 1
+            silent = last and task.device == 0
+            retired |= {task.device} if last else set()
+            delta = None if silent else torch.full((SIZE,), 0.1)
+            answers.append(Arrived(task.device, Update(task.id, delta, 5, epsilon=1.5, last=last)))
+        commands = server.handle(*answers, Joined(0), Joined(1))
+        notes += [c for c in commands if isinstance(c, Note) and c.kind == "retire"]
+        tasks = sends(commands)
+        assert not retired & {task.device for task in tasks}
+        if not tasks:
+            break
+        state, server = server.state(), toy_server(name)
+        server.restore(state)  # a checkpoint is no way round it
+    assert retired <= {0, 1}
+    assert sorted(note.fields["device"] for note in notes) == sorted(retired)
+    # Whoever has a budget left goes on.
+    assert {task.device for task in tasks} <= {2, 3}
+    assert tasks
 
 
 def first_update(server):

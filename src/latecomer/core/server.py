@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from torch import Tensor
@@ -202,6 +202,9 @@ class Server:
             fields |= {"sent": task.version, "version": self.store.head(self.home(event.device))}
         if isinstance(update.delta, Tensor):
             fields["bytes"] = wire_bytes(update.delta)
+        if type(update.epsilon) in (int, float) and 0 < update.epsilon < inf:
+            # It was released, whatever becomes of it.
+            fields["epsilon"] = update.epsilon
         return Note("refusal", fields)
 
     def _admit(self, event: Arrived) -> tuple[Task | None, str | None]:

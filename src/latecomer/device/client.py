@@ -116,7 +116,9 @@ class Client:
         """
         looks = (1 + len(task.offers) if task.offers else 0) + task.spec.feedback
         trained = judged = len(self.data(task)[1])
-        if task.spec.feedback:
+        if self.privacy is not None:
+            looks = 0  # what it saw could not be told
+        elif task.spec.feedback:
             trained, judged = map(len, self.parts(trained))
         passes = trained * task.spec.local_epochs + judged * looks / 3
         return passes * self.networks.work(task.submodel)
@@ -147,17 +149,20 @@ class Client:
         if self.privacy is not None:
             return self._perform_privately(task, memory, self.privacy)
         choice = self.choose(task)
-        base, network = task.chosen(choice).params, self.network(task.submodel)
+        taken, network = task.chosen(choice), self.network(task.submodel)
+        went, base = 0 < choice <= len(task.offers), taken.params
         plan, begun, local = self.plan(task), 0, base
         x, y = self.data(task)
         steps = len(plan.order) // task.spec.local_epochs
         for passes, number in rebases:
+            if went and task.chosen(number).lineage != taken.lineage:
+                continue  # news of the branch that it has left
             part = Plan(*(rows[begun * steps : passes * steps] for rows in plan))
             if passes > begun:
                 local = local_update(network, local, x, y, task.spec, part)
             newer = task.chosen(number).params
             local, base, choice, begun = newer + (local - base), newer, number, passes
-        rest = Plan(*(rows[begun * steps :] for rows in plan)) if rebases else plan
+        rest = Plan(*(rows[begun * steps :] for rows in plan)) if begun else plan
         trained = local_update(network, local, x, y, task.spec, rest)
         return self.answer(task, trained.sub_(base), choice, memory)
 

@@ -72,12 +72,14 @@ def clipped_sum(
     None if a layer is run more than once, or on more than one vector per example.
     """
     passes: dict[Layer, tuple[Tensor, Tensor]] = {}
+    versions: list[tuple[int, int]] = []
     times = 0
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal times
         times += 1
         passes[layer] = (inputs[0], output)  # type: ignore[index]
+        versions.append((inputs[0]._version, output._version))
 
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
@@ -88,8 +90,12 @@ def clipped_sum(
             handle.remove()
     if times != len(layers) or len(passes) != len(layers):
         return None
+    if versions != [(given._version, output._version) for given, output in passes.values()]:
+        return None  # overwritten in place: what came back is no longer that of the layer
     outputs = [passes[layer][1] for layer in layers]
-    backs = torch.autograd.grad(loss, outputs)
+    backs = torch.autograd.grad(loss, outputs, allow_unused=True)
+    if any(back is None for back in backs):
+        return None
     products: list[Product] = []
     for layer, back in zip(layers, backs, strict=True):
         ahead = _ahead(layer, passes[layer][0].detach())

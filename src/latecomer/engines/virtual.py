@@ -273,10 +273,11 @@ class VirtualEngine:
             return  # it will be lost
         begins, ends = span
         profile = self.fleet.devices[task.device]
-        reached = self.now + profile.download_seconds(wire_bytes(task.params))
+        leaves = self.fleet.first_open(task.device, self._free_at)
+        reached = leaves + profile.download_seconds(wire_bytes(task.params))
         passes = task.spec.local_epochs
         done = passes * (reached - begins) / (ends - begins) if ends > begins else passes
-        after = max(0, ceil(done))
+        after = max(0, ceil(done - 1e-9))  # what comes just at the end of a pass is not late
         if after >= passes or not self.trainer.renew(task):
             return  # it has done with training, or cannot go back on it
         number = len(task.offers) + len(task.broadcasts)
@@ -314,7 +315,12 @@ class VirtualEngine:
         self._counter = state["counter"]
         self.trainer.restore(state["trainer"])
         for time, _, item in self._heap:
-            if isinstance(item, Upload) and item.task_id in self.server.open_tasks:
+            # What goes on from a newer model is trained on its own.
+            if (
+                isinstance(item, Upload)
+                and item.task_id in self.server.open_tasks
+                and item.task_id not in self._rebases
+            ):
                 self.trainer.expect(self.server.open_tasks[item.task_id], time)
 
 

@@ -6,6 +6,7 @@ the one with the least loss, and a new cluster begins with the model of its foun
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
@@ -21,6 +22,7 @@ from latecomer.strategies.quota import quota
 from latecomer.strategies.uniting import symmetric_kl, united
 
 Judge = Literal["feedback", "error"]
+Homes = Mapping[str, Sequence[int]]  # lineage -> the devices that use it
 
 WORST = 0.2  # the share of a cluster that may be called badly served
 SMALLEST = 4  # members: with fewer a cluster is not divided
@@ -29,6 +31,7 @@ BETTER = 0.9  # of the best judgement so far: what counts as better
 LONGEST_REST = 64  # refinements
 TRIAL = 4  # uploads after which a founder must have found company
 ALIKE = 0.25  # of the loss of mere chance: two models that differ by less are called alike
+WORTHLESS = 4.0  # times the loss of mere chance: none counts for more, or one could speak for all
 ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
 
 
@@ -40,6 +43,7 @@ class Member:
     soft: Tensor | None = None
     uploads: int = 0
     asked: int = 0  # the upload at which it was last asked where it belongs
+    question: int = -1  # the task it was asked with
     offered: tuple[str, ...] = ()  # what it has to choose from
     answers: bool = True  # whether it tells its loss when it is asked; a private one does not
     fits: dict[str, float] = field(default_factory=dict)  # its loss on each of them
@@ -115,12 +119,11 @@ class Branches:
         member.uploads += 1
         member.judgement = float(metrics.get(self.judge, math.nan))
         soft = [metrics[f"soft_{j}"] for j in range(len(metrics)) if f"soft_{j}" in metrics]
-        member.soft = torch.tensor(soft, dtype=torch.float64) if soft else None
-        if member.offered:
-            losses = [metrics.get(f"loss_{i}") for i in range(len(member.offered))]
-            known = zip(member.offered, losses, strict=True)
-            member.fits = {name: float(loss) for name, loss in known if loss is not None}
-            member.answers, member.offered = bool(member.fits), ()
+        member.soft = torch.tensor(soft, dtype=torch.float64) if _is_distribution(soft) else None
+        if contribution.task.id == member.question:
+            losses = ((name, metrics.get(f"loss_{i}")) for i, name in enumerate(member.offered))
+            member.fits = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
+            member.answers = bool(member.fits)
 
     def _place(self, contribution: Contribution, first: bool, view: ServerView) -> str:
         device, own = contribution.task.device, contribution.lineage
@@ -161,21 +164,26 @@ class Branches:
 
     # Dispatch: which model a device gets.
 
-    def assignment(self, device: int, view: ServerView) -> Assignment:
-        """The device's next task; with all centres if it is asked where it belongs."""
+    def assignment(self, device: int, task: int, view: ServerView) -> Assignment:
+        """The device's next task, of that id; with all centres if it is asked where it belongs."""
         home, member = view.home(device), self._members.get(device)
         fresh = self._clusters.get(home, Cluster()).fresh
         spec = replace(view.spec, last_layer_only=True) if fresh else None
         if member is None or device in self._founders or not self._doubtful(member, view):
             return Assignment(device, home, spec)
         others = tuple(n for n in view.store.lineages if n != home and self._clusters[n].open)
-        member.asked, member.offered = member.uploads, (home, *others)
+        if not others:
+            return Assignment(device, home, spec)
+        member.asked, member.question = member.uploads, task
+        member.offered = (home, *others)
         return Assignment(device, home, spec, others)
 
     def _doubtful(self, member: Member, view: ServerView) -> bool:
         since = member.uploads - member.asked
         if not self.ask or not member.answers or len(view.store.lineages) == 1:
             return False
+        if member.question in view.open_tasks:
+            return False  # its answer is under way
         if since < min(ASKED_AGAIN, self.ask):
             return False
         return since >= self.ask or member.judgement > (1 + self.gap) * self._usual
@@ -190,28 +198,38 @@ class Branches:
             return
         known = [m.judgement for m in self._members.values() if m.judgement >= 0]
         self._usual = median(known) if known else math.inf
-        for name in [name for name in view.store.lineages if self._is_deserted(name, view)]:
-            parent = self._clusters[name].parent
-            back = parent if parent in view.store else MAIN
-            yield Absorb(back, name, view.store.head_params(back))
+        self._forget_lost_founders(view)
+        here = self._members_by_home(view)
+        for name in [n for n in view.store.lineages if self._is_deserted(n, here.get(n, []))]:
+            # Its parent may be gone, even into it; so may the main one.
+            backs = (view.store.resolve(n) for n in (self._clusters[name].parent, MAIN))
+            back = next((n for n in backs if n != name), None)
+            if back is not None:
+                yield Absorb(back, name, view.store.head_params(back))
+        here = self._members_by_home(view)
         for name in due:
             if name in view.store:
                 self._clusters[name].merges = 0
-                self._divide(name, self._clusters[name], view)
+                present = [d for d in here.get(name, []) if _is_present(d, view)]
+                self._divide(name, self._clusters[name], present, len(here))
         if self._uniting is None:
-            self._uniting = self._to_unite(view)
+            self._uniting = self._to_unite(here, view)
 
-    def _is_deserted(self, name: str, view: ServerView) -> bool:
+    def _forget_lost_founders(self, view: ServerView) -> None:
+        """One who is gone may never upload again: its place is for others."""
+        for device in [d for d in self._founders if not _is_present(d, view)]:
+            del self._clusters[self._founders.pop(device)]
+
+    def _is_deserted(self, name: str, here: Sequence[int]) -> bool:
         """Whether nobody is left, or nobody has followed the founder, though all were asked."""
-        cluster, here = self._clusters[name], self._here(name, view)
+        cluster = self._clusters[name]
         if name == MAIN or len(here) > 1:
             return False
         if not here or cluster.founder not in self._members:
             return not here
         return self._members[cluster.founder].uploads - cluster.founded >= 2 * TRIAL
 
-    def _divide(self, name: str, cluster: Cluster, view: ServerView) -> None:
-        here = self._here(name, view)
+    def _divide(self, name: str, cluster: Cluster, here: Sequence[int], inhabited: int) -> None:
         known = sorted((m.judgement, d) for d in here if (m := self._members[d]).judgement >= 0)
         if len(known) < SMALLEST:
             return
@@ -226,7 +244,6 @@ class Branches:
         outliers = fifth > max((1 + self.gap) * middle, self.need)
         if not outliers and (middle < self.need or cluster.stuck < PATIENCE):
             return
-        inhabited = sum(bool(self._here(other, view)) for other in view.store.lineages)
         if inhabited + len(self._founders) >= self.most:
             return
         self._named += 1
@@ -241,57 +258,74 @@ class Branches:
         )
         cluster.resting, cluster.rest = cluster.rest, min(LONGEST_REST, 2 * cluster.rest)
 
-    def _here(self, name: str, view: ServerView) -> list[int]:
-        return [device for device in self._members if view.home(device) == name]
+    def _members_by_home(self, view: ServerView) -> Homes:
+        """Who uses each lineage; those that nobody uses are left out."""
+        found: dict[str, list[int]] = {}
+        for device in self._members:
+            found.setdefault(view.home(device), []).append(device)
+        return found
 
     # Refinement: merging.
 
-    def _to_unite(self, view: ServerView) -> tuple[str, str] | None:
+    def _to_unite(self, here: Homes, view: ServerView) -> tuple[str, str] | None:
         """The closest pair, the larger cluster first, if it is alike or there are too many."""
-        names = [name for name in view.store.lineages if self._clusters[name].open]
-        names.sort(key=lambda name: -len(self._here(name, view)))
+        names = [n for n in view.store.lineages if n in here and self._clusters[n].open]
+        names.sort(key=lambda name: -len(here[name]))
         pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
         if not pairs:
             return None
-        larger, smaller = min(pairs, key=lambda pair: self._apart(pair[0], pair[1], view))
+        larger, smaller = min(pairs, key=lambda pair: self._apart(pair[0], pair[1], here, view))
         # What the few would lose counts: the many have made their model better than the few could.
-        lost = self._extra_loss(smaller, larger, view)
-        alike = lost is not None and lost < ALIKE and self._serves(larger, view)
+        lost = self._extra_loss(smaller, larger, here)
+        alike = lost is not None and lost < ALIKE and self._serves(here[larger])
         return (larger, smaller) if alike or len(names) > self.most else None
 
-    def _apart(self, larger: str, smaller: str, view: ServerView) -> tuple[float, float]:
+    def _apart(
+        self, larger: str, smaller: str, here: Homes, view: ServerView
+    ) -> tuple[float, float]:
         """By what the smaller one's members would lose; where nobody knows, by KL of soft labels.
 
         The last resort is the distance of the models.
         """
-        lost = self._extra_loss(smaller, larger, view)
+        lost = self._extra_loss(smaller, larger, here)
         if lost is not None:
             return lost, 0.0
-        one, two = (self._mean_soft(self._here(name, view)) for name in (larger, smaller))
+        one, two = (self._mean_soft(here[name]) for name in (larger, smaller))
         if one is not None and two is not None:
             return math.inf, symmetric_kl(one, two)
         first, second = view.store.head_params(larger), view.store.head_params(smaller)
         return math.inf, 1e9 + torch.dist(first, second, p=1).item()
 
-    def _extra_loss(self, home: str, other: str, view: ServerView) -> float | None:
+    def _extra_loss(self, home: str, other: str, here: Homes) -> float | None:
         """How much worse off the devices of `home` would be elsewhere; 1 is the loss of chance."""
-        known = [self._members[device] for device in self._here(home, view)]
-        extra = [m.fits[other] - m.fits[home] for m in known if {home, other} <= m.fits.keys()]
+        known = [self._members[device] for device in here[home]]
+        most = WORTHLESS * self._chance
+        extra = [
+            min(m.fits[other], most) - min(m.fits[home], most)
+            for m in known
+            if {home, other} <= m.fits.keys()
+        ]
         return sum(extra) / len(extra) / self._chance if extra else None
 
-    def _serves(self, name: str, view: ServerView) -> bool:
+    def _serves(self, devices: Sequence[int]) -> bool:
         """Whether a cluster is good to most of its members."""
-        known = [j for d in self._here(name, view) if (j := self._members[d].judgement) >= 0]
+        known = [j for d in devices if (j := self._members[d].judgement) >= 0]
         return bool(known) and median(known) < self.need
+
+    @property
+    def _classes(self) -> int:
+        """What most devices take for the number of classes; 0 if none has told."""
+        told = Counter(len(m.soft) for m in self._members.values() if m.soft is not None)
+        return told.most_common(1)[0][0] if told else 0
 
     @property
     def _chance(self) -> float:
         """The loss of one who knows nothing."""
-        soft = next((m.soft for m in self._members.values() if m.soft is not None), None)
-        return math.log(len(soft)) if soft is not None else 1.0
+        return math.log(self._classes or math.e)
 
     def _mean_soft(self, devices: Sequence[int]) -> Tensor | None:
-        known = [s for d in devices if (s := self._members[d].soft) is not None]
+        classes, all_told = self._classes, (self._members[d].soft for d in devices)
+        known = [soft for soft in all_told if soft is not None and len(soft) == classes]
         return torch.stack(known).mean(0) if known else None
 
     def _united(self, view: ServerView) -> Iterable[Absorb]:
@@ -313,6 +347,8 @@ class Branches:
         self._clusters.pop(gone, None)
         cluster = self._clusters.setdefault(into, Cluster())
         cluster.best, cluster.stuck = math.inf, 0
+        if self._uniting is not None and gone in self._uniting:
+            self._uniting = self._direction = None
 
     def state(self) -> dict[str, Any]:
         members = {d: _finite(astuple(m)) for d, m in self._members.items()}
@@ -343,7 +379,10 @@ class FromBranches:
         self.branches = branches
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
-        return [self.branches.assignment(device, view) for device in list(view.idle)]
+        return [
+            self.branches.assignment(device, view.tasks_given + place, view)
+            for place, device in enumerate(view.idle)
+        ]
 
 
 def _whole_delta(contribution: Contribution, view: ServerView) -> Tensor:
@@ -353,6 +392,14 @@ def _whole_delta(contribution: Contribution, view: ServerView) -> Tensor:
     whole = torch.zeros_like(view.store.head_params(contribution.lineage))
     whole[covered(contribution.task.submodel)] = contribution.delta
     return whole
+
+
+def _is_present(device: int, view: ServerView) -> bool:
+    return device in view.working or device in view.idle
+
+
+def _is_distribution(values: Sequence[float]) -> bool:
+    return len(values) > 1 and min(values) >= 0 and abs(sum(values) - 1) < 1e-3
 
 
 def _finite(values: Sequence[Any]) -> list[Any]:

@@ -35,6 +35,7 @@ class Record:
     told: Tensor | None = None  # the model that was last broadcast
     changes: list[float] = field(default_factory=list)  # L1, the last K
     merges: int = 0
+    gathered: float = 0.0  # when it was last predicted whether a broadcast pays
     states: list[Tensor] = field(default_factory=list)  # to learn from
     truths: list[int] = field(default_factory=list)
     predictor: Predictor | None = None
@@ -87,7 +88,8 @@ class Broadcasting:
             case "oracle":
                 broadcast = pays and gathered > 0
             case "predictor":
-                self._learn(record, pays)
+                # What had gathered then counts: if it was broadcast, nothing has gathered since.
+                self._learn(record, record.gathered >= change)
                 record.changes = [*record.changes, change][-RECORDS:]
                 broadcast = self._predict(record, _l1(commit.params, record.told))
             case "never":
@@ -98,6 +100,7 @@ class Broadcasting:
     def _predict(self, record: Record, gathered: float) -> bool:
         state = state_of(record.changes, gathered, RECORDS)
         record.states.append(state)
+        record.gathered = gathered
         record.predictor = record.predictor or Predictor()
         return record.predictor.chance(state) > 0.5
 
@@ -162,6 +165,7 @@ def _stored(record: Record) -> dict[str, Any]:
         "told": record.told,
         "changes": record.changes,
         "merges": record.merges,
+        "gathered": record.gathered,
         "states": record.states,
         "truths": record.truths,
         "predictor": None if record.predictor is None else record.predictor.weights(),

@@ -39,7 +39,7 @@ def echopfl(
 ) -> Strategy:
     """`clusters` is C, `most` is h_m, `every` is R."""
     branches = Branches(
-        clusters, round(most * clusters), every, margin, gap, need, judge, ask, partial
+        clusters, int(most * clusters + 1e-9), every, margin, gap, need, judge, ask, partial
     )
     plain = by_staleness(staleness_decay(decay, p, b), scale=alpha)
 

@@ -12,11 +12,15 @@ from typing import Any, Generic, TypeVar
 
 from latecomer.core.messages import Contribution, Due, Later, Note, Stop
 from latecomer.core.strategy import (
+    Absorb,
     Assignment,
     Dispatch,
     FollowsLineages,
+    Refines,
     Route,
     ServerView,
+    Split,
+    Spread,
     Stateful,
     Strategy,
     Tells,
@@ -153,6 +157,9 @@ class Around(Generic[Part]):
     def on_absorb(self, into: str, gone: str) -> None:
         if isinstance(self.inner, FollowsLineages):
             self.inner.on_absorb(into, gone)
+
+    def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]:
+        return self.inner.refine(view) if isinstance(self.inner, Refines) else ()
 
     def tell(self, view: ServerView) -> Iterable[Note]:
         return self.inner.tell(view) if isinstance(self.inner, Tells) else ()

@@ -28,16 +28,13 @@ def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step:
     With sub-models both sums run per coordinate over those who trained it; a coordinate that
     nobody trained keeps its value bit for bit.
     """
-    if all(c.task.submodel is None for c in contributions):
-        share = math.fsum(c.weight for c in contributions) if mean else len(contributions)
-        if not share:
-            return head.clone()
-        result = torch.empty_like(head)
-        for part in chunks(head.numel()):
-            total = result[part].zero_()
-            for c in contributions:
-                total.add_(c.delta[part], alpha=c.weight)
-            torch.add(head[part], total, alpha=step / share, out=total)
+    submodel = contributions[0].task.submodel
+    if all(c.task.submodel is submodel for c in contributions):
+        if submodel is None:
+            return _moved_alike(head, contributions, mean, step)
+        result = head.clone()
+        part = _moved_alike(submodel.take(head), contributions, mean, step)
+        result[submodel.index] = part
         return result
     total, share_of = torch.zeros_like(head), torch.zeros_like(head)
     for c in contributions:
@@ -45,6 +42,22 @@ def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step:
         total[index] += c.weight * c.delta
         share_of[index] += c.weight if mean else 1.0
     return torch.where(share_of > 0, head + step * total / share_of, head)
+
+
+def _moved_alike(
+    head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float
+) -> Tensor:
+    """As `moved`, where all have trained the same coordinates."""
+    share = math.fsum(c.weight for c in contributions) if mean else len(contributions)
+    if not share:
+        return head.clone()
+    result = torch.empty_like(head)
+    for part in chunks(head.numel()):
+        total = result[part].zero_()
+        for c in contributions:
+            total.add_(c.delta[part], alpha=c.weight)
+        torch.add(head[part], total, alpha=step / share, out=total)
+    return result
 
 
 def averaged(mean: bool) -> Combine:

@@ -168,7 +168,7 @@ class SubmodelsConfig(Section):
 
     level: Literal["auto", "none", "declared", "measured"] = "auto"
     widths: Annotated[tuple[float, ...], Field(strict=False)] = (1.0, 0.75, 0.5, 0.25)
-    shares: Annotated[tuple[float, ...], Field(strict=False)] = (3.0, 3.0, 2.0, 2.0)
+    shares: Annotated[tuple[float, ...], Field(strict=False)] = ()
     slack: float = Field(1.0, gt=0)
 
 

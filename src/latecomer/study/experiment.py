@@ -149,7 +149,7 @@ class Experiment:
         settings = self.config.submodels
         costs = task_seconds(self.fleet.devices, self._passes(), 4 * self.model.layout.size)
         try:
-            return declared(costs, settings.widths, settings.shares)
+            return declared(costs, settings.widths, settings.shares or _usual_shares(settings))
         except BadInput as error:
             raise BadInput(f"submodels.shares: {error}") from error
 
@@ -476,6 +476,11 @@ def drift_in_seconds(drift: DriftConfig, epoch_seconds: float) -> Drift | None:
         second=drift.second,
         share=drift.share,
     )
+
+
+def _usual_shares(settings: SubmodelsConfig) -> tuple[float, ...]:
+    """PrivaAsyncFed's 3 : 3 : 2 : 2 for a table of four widths, equal parts for others."""
+    return (3.0, 3.0, 2.0, 2.0) if len(settings.widths) == 4 else (1.0,) * len(settings.widths)
 
 
 def _whole(path: str) -> str:

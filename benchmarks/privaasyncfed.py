@@ -1,0 +1,365 @@
+"""The studies of docs/studies/privaasyncfed.md: sub-models, noise, and what both cost.
+
+python benchmarks/privaasyncfed.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out DIR]
+                                   [--charts DIR]
+
+Each NAME runs the same data, fleet and seeds under several methods and prints a table (mean and
+standard deviation over seeds). Finished runs are not repeated: a study that was cut short goes on
+where it was. "accuracy" is that of the whole model on the test set, over the last tenth of the
+aggregations; "on devices" that of the model each device carries, on its own held-back data;
+epsilon is what devices have spent by their ledgers. "printed" is the noise of the paper's Delta f,
+"true" that of a step's real sensitivity. Studies named mnist* need ../shared/data. The names
+"ledger" and "sizes" need no runs: what noise adds up to, and what sub-models weigh.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from charts import Line, line_chart
+from studies import Runs, Study, arguments, by_method, curves, method, spread, table
+
+DELTA = 1e-5
+DIGITS, MNIST = "privaasyncfed/digits.toml", "privaasyncfed/mnist.toml"
+PRIVA, FULL = "privaasyncfed", "dp-fedasync"
+
+
+def privacy(**changes: Any) -> dict[str, Any]:
+    return {"privacy": changes}
+
+
+LEVELS: dict[str, dict[str, Any]] = {
+    "none": privacy(epsilon=0.0),
+    "10 printed": privacy(epsilon=10.0, denominator="dataset"),
+    "5 printed": privacy(epsilon=5.0, denominator="dataset"),
+    "1 printed": privacy(epsilon=1.0, denominator="dataset"),
+    "10 true": privacy(epsilon=10.0, denominator="batch"),
+    "5 true": privacy(epsilon=5.0, denominator="batch"),
+    "1 true": privacy(epsilon=1.0, denominator="batch"),
+}
+
+
+def tuned(name: str, lr: float, weight: float, decay: str) -> dict[str, Any]:
+    """A method with this weight of a fresh update; decay "own" is what its paper gives it."""
+    flat: dict[str, Any] = {"a": 0.0} if name == PRIVA else {"decay": "constant"}
+    options = {"beta" if name == PRIVA else "alpha": weight, **(flat if decay == "flat" else {})}
+    return {**method(name, **options), "training": {"lr": lr}}
+
+
+# The same for both methods. docs/studies/privaasyncfed.md says what it found.
+GRID = {
+    f"{name}, lr {lr}, weight {weight}, {decay}": tuned(name, lr, weight, decay)
+    for name in (PRIVA, FULL)
+    for lr in (0.1, 0.3, 1.0)
+    for weight in (0.2, 0.6)
+    for decay in ("own", "flat")
+} | {f"{name}, lr 0.01 (the paper's)": tuned(name, 0.01, 0.6, "own") for name in (PRIVA, FULL)}
+
+
+def dotted(changes: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{key}": v for name, section in changes.items() for key, v in section.items()}
+
+
+# What the search on digits found best, as (lr, weight, decay). Levels that were not searched take
+# those of the level with the nearest noise.
+BEST = {
+    PRIVA: {
+        "none": (0.3, 0.6, "own"),
+        "5 printed": (1.0, 0.2, "own"),
+        "1 printed": (0.1, 0.6, "own"),
+        "5 true": (0.1, 0.6, "own"),
+    },
+    FULL: {
+        "none": (0.3, 0.6, "own"),
+        "5 printed": (1.0, 0.6, "own"),
+        "1 printed": (0.3, 0.2, "flat"),
+        "5 true": (0.1, 0.6, "own"),
+    },
+}
+NEAREST = {"10 printed": "5 printed", "10 true": "1 printed", "1 true": "5 true"}
+AT_BEST = {
+    f"{name}, best @ {level}": {**tuned(name, *BEST[name][NEAREST.get(level, level)]), **changes}
+    for name in (PRIVA, FULL)
+    for level, changes in LEVELS.items()
+} | {"heterofl @ none": {**method("heterofl"), **LEVELS["none"]}}
+AS_IT_COMES = {
+    f"{name} @ {level}": {**method(name), **changes}
+    for name in (PRIVA, FULL)
+    for level, changes in LEVELS.items()
+}
+WHOLE = {"submodels": {"level": "none"}}
+WIDTHS = {
+    "sub-models": method(PRIVA),
+    "sub-models, measured": {**method(PRIVA), "submodels": {"level": "measured"}},
+    "whole models": {**method(PRIVA), **WHOLE},
+    "heterofl": method("heterofl"),
+    "heterofl, whole models": {**method("heterofl"), **WHOLE},
+}
+
+
+def budget(epsilon: float, **changes: Any) -> dict[str, Any]:
+    """So much in all, for as many tasks as a fast device does in a run."""
+    return privacy(epsilon=epsilon, mode="whole-run", **changes)
+
+
+STUDIES: dict[str, Study] = {
+    "digits-search": Study(
+        DIGITS,
+        GRID,
+        points={
+            level: dotted(LEVELS[level]) for level in ("none", "5 printed", "1 printed", "5 true")
+        },
+    ),
+    "digits": Study(DIGITS, AS_IT_COMES | AT_BEST),
+    "mnist": Study(MNIST, AT_BEST),
+    "digits-widths": Study(DIGITS, WIDTHS, points={"": dotted(LEVELS["none"])}),
+    "mnist-widths": Study(MNIST, WIDTHS, points={"": dotted(LEVELS["none"])}),
+}
+
+
+def measures(result: Any) -> dict[str, float]:
+    """What is told of one run."""
+    metrics, summary = result.metrics, result.summary
+    end = metrics[metrics["updates"] > 0.9 * metrics["updates"].iloc[-1]]
+    spent = summary["epsilon"] or {}
+    return {
+        "accuracy": end["accuracy"].mean(),
+        "on devices": summary["client_accuracy"]["mean"],
+        "worst device": summary["client_accuracy"]["worst"],
+        "epsilon, mean": spent.get("mean", np.nan),
+        "epsilon, max": spent.get("max", np.nan),
+        "updates": summary["updates"],
+        "virtual s": summary["virtual_seconds"],
+        "MB up": summary["bytes"]["up"] / 1e6,
+        "MB down": summary["bytes"]["down"] / 1e6,
+    }
+
+
+DECIMALS = {"accuracy": 3, "on devices": 3, "worst": 3, "updates": 0, "virtual s": 0, "width": 3}
+
+
+def experiment_of(result: Any) -> Any:
+    from latecomer.study.config import load_config
+    from latecomer.study.experiment import Experiment
+
+    return Experiment(load_config(result.folder / "config.toml"))
+
+
+def by_width(result: Any) -> dict[str, float]:
+    """The accuracy of the final model's corners on the test set."""
+    import torch
+    from safetensors.torch import load_file
+
+    from latecomer.core.submodel import take
+
+    experiment = experiment_of(result)
+    networks, test = experiment.networks, experiment.federation.test
+    params = networks.whole.layout.flatten(load_file(result.folder / "model.safetensors"))
+    found = {}
+    with torch.no_grad():
+        for width, submodel in networks.submodels.items():
+            logits = networks(submodel).logits(take(params, submodel), test.x)
+            right = (logits.argmax(1) == test.y).float().mean().item()
+            found[f"width {width:g}"] = right
+    return found
+
+
+def effort(result: Any) -> dict[str, float]:
+    """What the devices did for the run, and how much of it the slow ones."""
+    experiment, events = experiment_of(result), result.events
+    networks, devices = experiment.networks, experiment.fleet.devices
+    works = {4 * networks(s).layout.size: networks.work(s) for s in networks.submodels.values()}
+    arrivals = events[events["event"] == "arrival"]
+    slow = arrivals[[devices[device].group == "slow" for device in arrivals["device"]]]
+    return {
+        "virtual s": result.summary["virtual_seconds"],
+        "MB up": result.summary["bytes"]["up"] / 1e6,
+        "MB down": result.summary["bytes"]["down"] / 1e6,
+        "tasks' work": arrivals["bytes"].map(works).sum(),
+        "slow: updates": len(slow),
+        "slow: MB up": slow["bytes"].sum() / 1e6,
+        "slow: tasks' work": slow["bytes"].map(works).sum(),
+    }
+
+
+def told_by_level(some: Mapping[str, list[Any]]) -> str:
+    """Methods beside each other, a line per level of noise.
+
+    "in equal time" is the accuracy at the virtual time at which the first of all runs ends.
+    """
+    names, levels = (dict.fromkeys(x.split(" @ ")[part] for x in some) for part in (0, 1))
+    end = min(r.metrics["virtual_seconds"].iloc[-1] for runs in some.values() for r in runs)
+    heads = ("accuracy", "in equal time", "on devices", "epsilon: mean, most")
+    columns = [f"{name}: {head}" for name in names for head in heads]
+    lines = [f"| noise | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for level in levels:
+        cells = []
+        for name in names:
+            runs = some.get(f"{name} @ {level}", [])
+            found = [measures(run) for run in runs]
+            cells.append(spread((run["accuracy"] for run in found), 3))
+            cells.append(spread((accuracy_before(run, end) for run in runs), 3))
+            cells.append(spread((run["on devices"] for run in found), 3))
+            spent = [np.mean([run[f"epsilon, {k}"] for run in found]) for k in ("mean", "max")]
+            cells.append("-" if np.isnan(spent[0]) else f"{spent[0]:,.1f}, {spent[1]:,.1f}")
+        lines.append(f"| {level} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def accuracy_before(result: Any, end: float) -> float:
+    """Over the last tenth of the virtual time up to `end`."""
+    when = result.metrics["virtual_seconds"]
+    return float(result.metrics["accuracy"][(when > 0.9 * end) & (when <= end)].mean())
+
+
+def ledger_report(charts: str) -> None:
+    """What nominal epsilons add up to, by our ledger."""
+    from latecomer.core.messages import TrainSpec
+    from latecomer.device.ledger import Ledger, Release
+    from latecomer.device.privacy import Privacy, per_release_multiplier
+
+    def release(epsilon: float, n: int, batch: int, denominator: Any) -> Release:
+        multiplier = per_release_multiplier(epsilon, DELTA)
+        spec = TrainSpec(batch_size=batch, local_epochs=1)
+        return Privacy("gaussian", multiplier, 2.0, DELTA, denominator=denominator).release(n, spec)
+
+    def spent(one: Release, count: int, accountant: Any = "pld") -> float:
+        return Ledger([(one, count)]).epsilon(DELTA, accountant) if count else 0.0
+
+    counts = (1, 10, 40, 100, 200)
+    print("\n### Releases of nominal epsilon, with the noise that they need\n")
+    print(f"| nominal | multiplier | accountant | {' | '.join(f'after {c}' for c in counts)} |")
+    print("|---" * (len(counts) + 3) + "|")
+    for epsilon in (1.0, 5.0, 10.0):
+        for accountant in ("pld", "rdp"):
+            one = release(epsilon, 64, 64, "batch")
+            cells = " | ".join(f"{spent(one, c, accountant):.3g}" for c in counts)
+            print(f"| {epsilon:g} | {one.multiplier:.4g} | {accountant.upper()} | {cells} |")
+    print("\n### The same with the paper's Delta f, by PLD\n")
+    print(f"| nominal | examples | batch | {' | '.join(f'after {c}' for c in counts)} |")
+    print("|---" * (len(counts) + 3) + "|")
+    cases = ((112, 112), (112, 16), (512, 64), (3840, 64), (6000, 64))
+    for epsilon in (1.0, 5.0, 10.0):
+        for n, batch in cases:
+            one = release(epsilon, n, batch, "dataset")
+            cells = " | ".join(f"{spent(one, c):,.3g}" for c in counts)
+            print(f"| {epsilon:g} | {n:,} | {batch} | {cells} |")
+    totals_report()
+    if charts:
+        lines: dict[str, Line] = {}
+        for label, one in {
+            "1 true": release(1.0, 64, 64, "batch"),
+            "5 true": release(5.0, 64, 64, "batch"),
+            "10 true": release(10.0, 64, 64, "batch"),
+            "1 printed, 16 of 112": release(1.0, 112, 16, "dataset"),
+            "1 printed, 64 of 512": release(1.0, 512, 64, "dataset"),
+            "1 printed, 64 of 3,840": release(1.0, 3840, 64, "dataset"),
+        }.items():
+            lines[label] = [(float(c), *[spent(one, c)] * 3) for c in range(1, 201)]
+        path = Path(charts) / "privaasyncfed-epsilon.svg"
+        title = "Epsilon truly spent, by the nominal epsilon of a release"
+        ticks = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
+        line_chart(path, title, "releases of a device", "epsilon", lines, ticks, True)
+
+
+def totals_report() -> None:
+    """The noise that a total budget asks for, by how a device trains."""
+    from latecomer.core.messages import TrainSpec
+    from latecomer.study.config import PrivacyConfig
+    from latecomer.study.private import privacy_of
+
+    heads = ("examples", "batch", "sampling", "where", "total", "releases", "multiplier", "noise")
+    print(f"\n### The noise of a total over 40 tasks\n\n| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|")
+    ways = ((16, "shuffle", "step"), (1, "shuffle", "step"), (16, "poisson", "step"))
+    for n in (112, 3840):
+        for share, sampling, where in (*ways, (1, "shuffle", "update")):
+            for total in (10.0, 1.0):
+                batch = n if share == 1 else (16 if n == 112 else 64)
+                settings = PrivacyConfig(
+                    epsilon=total, mode="whole-run", tasks=40, sampling=sampling, where=where
+                )
+                spec = TrainSpec(batch_size=batch, local_epochs=1, momentum=0.0, lr=1.0)
+                made = privacy_of(settings, spec, n)
+                noise = made.noise_std(n, [batch] * (n // batch), spec)
+                releases = 40 * made.releases(n, spec)
+                print(
+                    f"| {n:,} | {batch:,} | {sampling} | {where} | {total:g} | {releases:,} |"
+                    f" {made.multiplier:.3g} | {noise:.3g} |"
+                )
+
+
+def sizes_report(charts: str) -> None:
+    """What each level of sub-models weighs, and what a task takes the devices that carry it."""
+    from latecomer.fleet.fleet import task_seconds
+    from latecomer.study.config import parse
+    from latecomer.study.experiment import Experiment
+
+    for config in (DIGITS, MNIST):
+        study = Study(config, {})
+        experiment = Experiment(parse(study.tree()))
+        networks, passes = experiment.networks, experiment.config.data.per_device
+        print(f"\n### {config}\n")
+        print("| devices | width | parameters | bytes each way | work | s per task | whole model |")
+        print("|---" * 7 + "|")
+        whole = 4 * networks.whole.layout.size
+        for width, submodel in networks.submodels.items():
+            profile = experiment.fleet.devices[experiment.levels.index(width)]
+            model = networks(submodel)
+            work, size = networks.work(submodel), 4 * model.layout.size
+            (own,) = task_seconds([profile], [passes * work], size)
+            (full,) = task_seconds([profile], [passes], whole)
+            print(
+                f"| {profile.group} | {width:g} | {model.layout.size:,} | {size:,} | {work:.3f} |"
+                f" {own:.2f} | {full:.2f} |"
+            )
+
+
+REPORTS: dict[str, Callable[[str], None]] = {"ledger": ledger_report, "sizes": sizes_report}
+
+
+def told(runs: Runs) -> str:
+    """The tables of a study: of methods at several levels, of those with sub-models, of others."""
+    some = by_method(runs)
+    groups = [
+        {x: some.pop(x) for x in list(some) if sort in x and "heterofl" not in x}
+        for sort in (", best @ ", " @ ")
+    ]
+    tables = [told_by_level(group) for group in groups if group]
+    for of in (measures, effort, by_width) if set(WIDTHS) <= set(some) else (measures,):
+        rows = {label: [of(r) for r in results] for label, results in some.items()}
+        tables.append(table(rows, DECIMALS))
+    return "\n\n".join(tables)
+
+
+def draw(folder: Path, study: str, runs: Runs) -> None:
+    """Accuracy over aggregations, a chart for each method that is run at several levels."""
+    lines = curves(runs, "accuracy", "updates")
+    for name in dict.fromkeys(label.partition(" @ ")[0] for label in lines):
+        own = {
+            x.partition(" @ ")[2]: line for x, line in lines.items() if x.startswith(f"{name} @")
+        }
+        if len(own) > 1:
+            own |= {x: line for x, line in lines.items() if x.startswith("heterofl")}
+            path = folder / f"{PRIVA}-{study}-{name.replace(', ', '-')}.svg"
+            line_chart(path, f"{study}: {name}", "aggregations", "accuracy, whole model", own)
+
+
+def main() -> None:
+    args = arguments(__doc__, [*STUDIES, *REPORTS], "runs/privaasyncfed").parse_args()
+    for name in args.names:
+        if name in REPORTS:
+            REPORTS[name](args.charts)
+            continue
+        study = STUDIES[name]
+        for point in study.points:
+            runs = study.run(name, point, args)
+            heading = f"{name}{', ' + point if point else ''}"
+            print(f"\n### {heading}\n\n{told(runs)}", flush=True)
+            if args.charts:
+                draw(Path(args.charts), name, runs)
+
+
+if __name__ == "__main__":
+    main()
