@@ -1,5 +1,6 @@
 """Charts as SVG, for the studies in docs/: lines with their range shaded, and bars."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import log
@@ -90,7 +91,7 @@ def bar_chart(
 ) -> None:
     """One bar per label at every place, on top of each other or side by side."""
     totals = [sum(values) for values in zip(*bars.values(), strict=True)]
-    highest = max(totals if stacked else (v for values in bars.values() for v in values)) or 1.0
+    highest = _round_up(max(totals if stacked else (v for vs in bars.values() for v in vs)))
     room = (WIDTH - LEFT - RIGHT) / len(places)
     width = 0.8 * room / (1 if stacked else len(bars))
     depth = HEIGHT - TOP - BOTTOM
@@ -104,7 +105,7 @@ def bar_chart(
         y = TOP + depth * (1 - tick)
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick * highest:.3g}</text>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick * highest:,.6g}</text>'
         )
     heights = [0.0] * len(places)
     for i, (label, values) in enumerate(bars.items()):
@@ -137,3 +138,11 @@ def bar_chart(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(parts) + "\n")
+
+
+def _round_up(value: float) -> float:
+    """The next number whose quarters are round."""
+    unit = 10 ** math.floor(math.log10(value)) if value > 0 else 1.0
+    return next(
+        unit * step for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 6, 8, 10) if unit * step >= value
+    )

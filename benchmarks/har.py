@@ -29,7 +29,7 @@ def draw(folder: Path, charts: Path) -> None:
     name = folder.name
     for column, title in (UPDATES, HOURS):
         lines: dict[str, Line] = {}
-        for paradigm, runs in curves.items():
+        for paradigm, runs in reversed(curves.items()):
             if column == HOURS[0] and paradigm == CENTRALISED:
                 continue  # one machine that does everybody's work: its time says little
             band = spread(runs, column, "macro_f1")

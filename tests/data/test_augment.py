@@ -48,7 +48,7 @@ def test_the_noise_has_the_published_size() -> None:
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_an_empty_device_stays_empty(name: str) -> None:
-    x, y = AUGMENTATIONS[name](X[:0], Y[:0], rng())
+    x, y = replicate(X[:0], Y[:0], AUGMENTATIONS[name](Y[:0]), rng())
     assert x.shape == (0, 2)
     assert y.shape == (0,)
     assert (x.dtype, y.dtype) == (np.float32, np.int64)
@@ -56,5 +56,5 @@ def test_an_empty_device_stays_empty(name: str) -> None:
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_types_stay(name: str) -> None:
-    x, y = AUGMENTATIONS[name](X, Y, rng())
+    x, y = replicate(X, Y, AUGMENTATIONS[name](Y), rng())
     assert (x.dtype, y.dtype) == (np.float32, np.int64)

@@ -6,7 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from latecomer.study.har.plan import ASYNCHRONOUS, CENTRALISED, Plan, Variant
+from latecomer.study.har.plan import (
+    ASYNCHRONOUS,
+    BASE,
+    CENTRALISED,
+    FEDERATED,
+    Plan,
+    Variant,
+)
 from latecomer.study.results import flatten, read_json
 
 LAST = 5  # evaluations over which a score is averaged, as in the paper
@@ -73,18 +80,19 @@ def _row(folder: Path, variant: Variant, seed: int, rarest: str) -> dict[str, An
     }
 
 
-def at_equal_updates(
-    plan: Plan, seeds: Sequence[int], folder: Path, paradigms: Sequence[str]
-) -> pd.DataFrame:
-    """Base runs read at the most updates that all of them reached; a row per run."""
+def at_equal_updates(plan: Plan, seeds: Sequence[int], folder: Path) -> pd.DataFrame:
+    """Base runs read at the most updates that both federated ones reached; a row per run.
+
+    A centralised run that early stopping has ended before is read at its end.
+    """
     found = []
     for seed in seeds:
-        curves = {}
-        for paradigm in paradigms:
-            variant = plan.find(paradigm)
-            assert variant is not None
-            curves[paradigm] = curve(folder / variant.cell(seed).folder, variant)
-        most = min(rows["updates"].iloc[-1] for rows in curves.values())
+        curves = {
+            variant.paradigm: curve(folder / variant.cell(seed).folder, variant)
+            for variant in plan.variants
+            if variant.factor == BASE
+        }
+        most = min(curves[paradigm]["updates"].iloc[-1] for paradigm in FEDERATED)
         for paradigm, rows in curves.items():
             there = rows[rows["updates"] <= most]
             found.append(
@@ -103,7 +111,8 @@ def base_curves(plan: Plan, seeds: Sequence[int], folder: Path) -> dict[str, lis
     """The base runs of each way of learning, seed by seed."""
     return {
         variant.paradigm: [curve(folder / variant.cell(seed).folder, variant) for seed in seeds]
-        for variant in plan.variants[:3]
+        for variant in plan.variants
+        if variant.factor == BASE
     }
 
 

@@ -23,7 +23,7 @@ from latecomer.study.har.page import (
     page,
     skews,
 )
-from latecomer.study.har.plan import PARADIGMS, Plan, make_plan
+from latecomer.study.har.plan import Plan, make_plan
 from latecomer.study.har.scores import at_equal_updates, base_curves, factor_curves, tidy
 from latecomer.study.har.skew import by_device, feature_skew, label_counts, most_skewed
 from latecomer.study.results import read_json
@@ -87,7 +87,7 @@ def write_study(
     rarest = str(totals[totals > 0].idxmin())
     runs = folder / RUNS
     table = tidy(plan, seeds, runs, rarest)
-    equal = at_equal_updates(plan, seeds, runs, PARADIGMS)
+    equal = at_equal_updates(plan, seeds, runs)
     scaled = _laid_out(tree, seeds[0], {"scale": "global"}).federation
     skew = feature_skew(scaled)
     local = feature_skew(_laid_out(tree, seeds[0], {"scale": "local"}).federation)
