@@ -27,6 +27,17 @@ def test_links_and_examples_add_up():
     # 24 bytes of model: 0.25 + 24/24 down, 1 + 0.5 * 10 training, 0.25 + 24/12 up.
     assert run.engine.now == pytest.approx(1.25 + 1 + 0.5 * EXAMPLES + 2.25)
     assert (run.engine.bytes_down, run.engine.bytes_up) == (48, 24)
+    ((_, told),) = run.lines("arrival")
+    assert told["spans"] == (1.25, 6.0, 2.25)
+
+
+def test_what_is_late_is_no_part_of_the_upload():
+    for kind in ("in-flight", "busy"):
+        fleet = with_lateness(toy_fleet(2), [1], lateness(kind, 4, 1.0))
+        run = ToyRun(toy_server("fedasync"), fleet)
+        run.until(8)
+        late = [(time, f["spans"]) for time, f in run.lines("arrival") if f["device"] == 1]
+        assert late[0] == (2 + 3.5, (0.0, 2.0, 0.0))
 
 
 def test_stop_conditions():

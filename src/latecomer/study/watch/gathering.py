@@ -155,6 +155,6 @@ def _mark(path: Path) -> tuple[int, int] | None:
 def _be_modest() -> None:
     """This thread steps back for whoever computes. Only Linux has priorities of threads."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     except (AttributeError, OSError):
         return
