@@ -5,7 +5,7 @@ python benchmarks/echopfl.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out D
 planted: devices of 2, 3 and 4 worlds (labels permuted, or other classes), mixed speeds; are they
 found? drift: two fifths of the devices change their labelling in mid-run. two-classes: every device
 has two classes of digits, all methods. broadcasts: the same under every rule of broadcasting, and
-without clusters. mnist and sp-sw-har: all methods on ../shared/data. Finished runs are not repeated.
+without clusters. mnist and sp-sw-har: all methods on ../shared/data. Finished runs are kept.
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from charts import line_chart
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
@@ -203,7 +204,8 @@ def study_drift(args: Any) -> None:
                 sum(half < e["time"] <= half + took for e in lines_of(result, "arrival")) / DEVICES
             )
             print(
-                f"seed {seed}, {name}: {before:.3f} before, least {after.client_accuracy.min():.3f},"
+                f"seed {seed}, {name}: {before:.3f} before,"
+                f" least {after.client_accuracy.min():.3f},"
                 f" back after {uploads:.1f} uploads per device; in the end {own['mean']:.3f},"
                 f" {len(set(homes(result)))} branches"
             )
@@ -251,7 +253,7 @@ def slow_accuracy(result: Any) -> float:
     for event in lines_of(result, "arrival"):
         uploads[event["device"]] = uploads.get(event["device"], 0) + 1
     slowest = sorted(uploads, key=uploads.__getitem__)[: max(1, len(uploads) // 5)]
-    devices = result.devices.set_index("device").accuracy
+    devices = pd.read_csv(result.folder / "devices.csv").set_index("device").accuracy
     return float(devices[slowest].mean())
 
 
@@ -273,7 +275,7 @@ def main() -> None:
 
 
 def on_file(name: str) -> dict[str, Any]:
-    """Real data of ../shared/data: MNIST two classes each, or people with phones and watches."""
+    """Real data: MNIST with few classes each, or people with phones and watches."""
     if name == "sp-sw-har":
         return scenario(DATA / "sp_sw_har.npz", 1500, 0.05, model={"name": "cnn1d"})
     tree = scenario(DATA / "mnist.npz", 1500, 0.05, model={"name": "lenet"})
