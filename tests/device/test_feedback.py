@@ -86,7 +86,7 @@ def task(spec=SPEC, **more):
 
 
 def test_a_fifth_is_held_back_and_the_rest_is_trained_on():
-    trained, held = client().parts
+    trained, held = client().parts(20)
     assert (len(trained), len(held)) == (16, 4)
     assert sorted([*trained.tolist(), *held.tolist()]) == list(range(20))
     plan = client().plan(task())
@@ -95,13 +95,13 @@ def test_a_fifth_is_held_back_and_the_rest_is_trained_on():
 
 
 def test_with_fewer_than_five_all_examples_serve_both():
-    trained, held = client(4).parts
+    trained, held = client(4).parts(4)
     assert sorted(trained.tolist()) == sorted(held.tolist()) == [0, 1, 2, 3]
 
 
 def test_the_judgement_is_of_the_held_back_examples_and_the_delta_of_the_others():
     one = client()
-    _, held = one.parts
+    _, held = one.parts(20)
     update = one.perform(task())
     judged = feedback(MIRROR, SAME, one.x[held], one.y[held])
     assert update.metrics == judged
@@ -128,7 +128,7 @@ def test_looking_costs_a_third_of_training():
 def test_the_loss_of_every_offered_model_is_told():
     worse = Offer("other", 1, -SAME)
     update = client().perform(task(offers=(worse,)))
-    x, y = client().judged_by(SPEC)
+    x, y = client().judged_by(task())
     for number, params in enumerate((SAME, -SAME)):
         loss = nn.functional.cross_entropy(MIRROR.logits(params, x), y).item()
         assert update.metrics[f"loss_{number}"] == pytest.approx(loss, rel=1e-5)
