@@ -422,7 +422,7 @@ def test_report_of_what_is_no_run(call: Call, tmp_path: Path) -> None:
 
 
 def test_watch_of_what_is_not_there(call: Call) -> None:
-    refused(call("watch", "../nothing"), "")
+    refused(call("watch", "../nothing"), "../nothing", "no such folder")
     refused(call("watch", ".", "--port", "70000"), "port")
 
 

@@ -192,6 +192,19 @@ def test_clusters_over_time() -> None:
     assert spans(where.lanes)[1:] == [("1", "main", 0, 4), ("1", "c1", 4, 8), ("1", "main", 8, 8)]
 
 
+def test_a_merge_takes_its_members_along_and_a_broadcast_is_traffic() -> None:
+    history = told(
+        sent(0, 0, 0),
+        sent(0, 1, 1, lineage="c1"),
+        line(2, "broadcast", lineage="c1", version=3, devices=1, bytes=700),
+        line(4, "merge", lineage="c1", into="main"),
+        sent(9, 0, 2),
+    )
+    assert history.homes == {0: "main", 1: "main"}
+    assert history.moves[-1] == (4, 1, "main")
+    assert sum(history.down[1]) == 1000
+
+
 def test_a_hundred_models_share_eight_colours() -> None:
     lines = [sent(0, d, d, lineage=f"device-{d}") for d in range(100)]
     panel = clusters(told(*lines, sent(9, 0, 100, lineage="device-0")), SECONDS)

@@ -270,6 +270,12 @@ def test_bad_usage_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         watch(tmp_path, "127.0.0.1", 0, [], ["seed=2"], print)
     with pytest.raises(BadInput, match="no such folder"):
         watch(tmp_path / "none", "127.0.0.1", 0, [], [], print)
+    monkeypatch.setattr("latecomer.study.watch.command.find_spec", lambda name: "there")
+    (tmp_path / "some.toml").write_text("")
+    (tmp_path / "config.toml").write_text("")
+    for folder, problem in ((tmp_path, "is a run itself"), (tmp_path / "some.toml", "written")):
+        with pytest.raises(BadInput, match=problem):
+            watch(folder, "127.0.0.1", 0, [tmp_path / "some.toml"], [], print)
     monkeypatch.setattr("latecomer.study.watch.command.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install \"latecomer\[watch\]\""):
         watch(tmp_path, "127.0.0.1", 0, [], [], print)

@@ -139,6 +139,13 @@ class History:
 
     def _turn(self, event: dict[str, Any]) -> None:
         self.turns.append(event)
+        if event["event"] == "broadcast" and (size := event.get("bytes")):
+            self.down[0].append(self.now)
+            self.down[1].append(size)
+        into, gone = event.get("into"), event.get("lineage")
+        if event["event"] == "merge" and into is not None:
+            for device in [d for d, home in self.homes.items() if home == gone]:
+                self._move(device, into)
 
     def _judgement(self, event: dict[str, Any]) -> None:
         self.judgements.append(event)

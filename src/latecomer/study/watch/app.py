@@ -144,6 +144,7 @@ def listening(host: str, port: int | None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
+            found.listen(64)  # whoever comes before the server is up waits
         except (OSError, OverflowError) as error:
             found.close()
             problem = error

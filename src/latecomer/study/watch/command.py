@@ -6,6 +6,7 @@ from pathlib import Path
 
 from latecomer.errors import BadInput
 from latecomer.study.config import load_config
+from latecomer.study.watch.folders import is_run
 from latecomer.study.watch.starting import Starter
 
 
@@ -18,19 +19,19 @@ def watch(
     say: Callable[[str], None],
 ) -> None:
     """Serve until somebody ends it; runs started here end with a checkpoint."""
+    if settings and not configs:
+        raise BadInput("--set changes what --start starts: give --start CONFIG too")
+    if not configs and not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder")
+    for config in configs:
+        load_config(config, settings)
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise BadInput(
             f"latecomer watch needs {' and '.join(missing)}, which is not installed:"
             ' pip install "latecomer[watch]"'
         )
-    if settings and not configs:
-        raise BadInput("--set changes what --start starts: give --start CONFIG too")
-    for config in configs:
-        load_config(config, settings)
     if configs:
-        folder.mkdir(parents=True, exist_ok=True)
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder")
+        _make(folder)
     from latecomer.study.watch.app import serve
 
     starter = Starter()
@@ -45,6 +46,15 @@ def watch(
     finally:
         for ended in starter.end_all():
             say(f"stopped; go on with `latecomer run --resume {ended}`")
+
+
+def _make(folder: Path) -> None:
+    if is_run(folder):
+        raise BadInput(f"{folder}: is a run itself; --start needs a folder for several")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def _free(folder: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from latecomer.study.view.run_document import run_document
 from latecomer.study.watch.folders import runs_in
 
 EVERY_SECONDS = 1.0
-DUTY = 0.02  # at most this part of one core is spent on documents
+DUTY = 0.04  # at most this part of one core is spent on documents, at the lowest priority
 MOST_BYTES = 4 << 20  # of a log, before others have their turn
 MOST_SPANS = 20_000  # of a timeline that is sent anew every second
 SILENT_SECONDS = 60.0  # after which a run that is not finished does not count as running
