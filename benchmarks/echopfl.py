@@ -189,8 +189,9 @@ def study_drift(args: Any) -> None:
     for seed in args.seeds:
         population = planted(1, "permuted", seed, Path(args.out) / "data")
         for name in ("echopfl", "fedasync"):
-            tree = scenario(population.path, 6000, 0.3, seed=seed)
+            tree = scenario(population.path, 4000, 0.3, seed=seed)
             tree["data"]["drift"] = shift
+            tree["stop"] = {"virtual_seconds": 500.0}
             result = one_run(
                 Path(args.out) / f"drift-{name}-{seed}", {**tree, "strategy": {"name": name}}
             )

@@ -63,15 +63,28 @@ def make(folder: Path) -> Path:
 def _turns(epoch: int, now: float, home: dict[int, str]) -> list[dict[str, Any]]:
     if epoch == 10:
         home.update(dict.fromkeys((6, 7, 8), "c1"))
-        return [{"time": now, "event": "split", "parent": "main", "child": "c1"}]
+        return [
+            {"time": now, "event": "split", "lineage": "main", "into": "c1", "devices": [6, 7, 8]}
+        ]
     if epoch == 18:
         home.update(dict.fromkeys((9, 10), "c2"))
-        return [{"time": now, "event": "split", "parent": "main", "child": "c2"}]
+        return [
+            {"time": now, "event": "split", "lineage": "main", "into": "c2", "devices": [9, 10]}
+        ]
     if epoch == 30:
         home.update({d: "main" for d, name in home.items() if name == "c2"})
-        return [{"time": now, "event": "merge", "into": "main", "gone": "c2"}]
+        return [{"time": now, "event": "merge", "lineage": "c2", "into": "main"}]
     if epoch == 24:
-        return [{"time": now, "event": "broadcast", "lineage": "c1"}]
+        return [
+            {
+                "time": now,
+                "event": "broadcast",
+                "lineage": "c1",
+                "version": 24,
+                "devices": 2,
+                "bytes": 52560,
+            }
+        ]
     return []
 
 
@@ -103,5 +116,5 @@ def _write_tables(folder: Path) -> None:
     (folder / "fleet.json").write_text(json.dumps(fleet))
     (folder / "config.toml").write_text(
         f'seed = 1\n[data]\nsource = "npz"\n[strategy]\nname = "feddc"\n[model]\nname = "mlp"\n'
-        f"[fleet]\ndevices = {DEVICES}\n[privacy]\nepsilon = {EPSILON}\n"
+        f"[fleet]\ndevices = {DEVICES}\n[privacy]\nepsilon = 0.5\nbudget = {EPSILON}\n"
     )

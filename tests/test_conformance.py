@@ -1,10 +1,12 @@
 """What every registered strategy must do. A new one joins by being registered."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
+from latecomer.core.codec import encode
 from latecomer.core.messages import Arrived, Joined, Note, Send, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
@@ -252,3 +254,18 @@ def first_update(server):
 
 def sends(commands):
     return [c.task for c in commands if isinstance(c, Send)]
+
+
+def test_versions_are_pinned_as_often_as_open_tasks_were_sent_them(name):
+    fleet = toy_fleet(5, crash=0.2, restart_seconds=3, detect_seconds=1)
+    run = toy_run(name, 100, fleet)
+    store, tasks = run.server.store, run.server.open_tasks.values()
+    sent = [version for task in tasks for version in task.versions]
+    assert all(store.pins(version) == sent.count(version) for version in store.versions)
+    assert set(sent) <= set(store.versions)
+
+
+def test_a_checkpoint_is_strict_json(name):
+    run = toy_run(name, 30)
+    tree, _ = encode({"server": run.server.state(), "engine": run.engine.state()})
+    json.dumps(tree, allow_nan=False)

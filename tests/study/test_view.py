@@ -17,6 +17,7 @@ from latecomer.study.view.history import Follower, History, read_history
 from latecomer.study.view.panels import MOST_POINTS, Lanes, Panel, short, thinned
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.repairs import repairs
+from latecomer.study.view.run_document import budget_of
 from latecomer.study.view.staleness import staleness, staleness_of_all
 from latecomer.study.view.timeline import Fleet, spans_of, state_shares, timeline
 from latecomer.study.view.traffic import traffic
@@ -136,7 +137,7 @@ def test_nothing_to_show_is_no_panel() -> None:
         clusters(empty, SECONDS),
         repairs(empty, SECONDS),
         privacy(empty, 1.0, SECONDS),
-        widths(empty),
+        widths(empty, NOBODY),
         device_table(empty, NOBODY, None, 0.0, True),
         staleness_of_all({"a": empty}),
         accuracy_of_all({"a": []}),
@@ -173,17 +174,17 @@ def test_clusters_over_time() -> None:
     history = told(
         sent(0, 0, 0),
         sent(0, 1, 1),
-        line(4, "split", lineage="main", child="c1", devices=[1]),
+        line(4, "split", lineage="main", into="c1", devices=[1]),
         back(4, 1, 1, lineage="c1"),
         sent(5, 1, 2, lineage="c1"),
         line(6, "broadcast", lineage="c1"),
-        line(8, "merge", into="main", gone="c1"),
+        line(8, "merge", lineage="c1", into="main"),
         sent(8, 1, 3),
     )
     panel = clusters(history, SECONDS)
     assert panel is not None
     members, where = panel.views
-    assert [m.label for m in members.marks] == ["split main, c1", "broadcast c1", "merge main, c1"]
+    assert [m.label for m in members.marks] == ["split main, c1", "broadcast c1", "merge c1, main"]
     by_name = {s.name: list(zip(s.x, s.y, strict=True)) for s in members.series}
     assert by_name["main"] == [(0, 2), (4, 1), (8, 2), (8, 2)]
     assert by_name["c1"] == [(0, 0), (4, 1), (8, 0), (8, 0)]
@@ -203,6 +204,41 @@ def test_a_merge_takes_its_members_along_and_a_broadcast_is_traffic() -> None:
     assert history.homes == {0: "main", 1: "main"}
     assert history.moves[-1] == (4, 1, "main")
     assert sum(history.down[1]) == 1000
+
+
+def test_a_split_takes_its_members_at_once() -> None:
+    history = told(
+        sent(0, 0, 0),
+        sent(0, 1, 1),
+        line(3, "split", lineage="main", into="c1", devices=[1]),
+    )
+    assert history.homes == {0: "main", 1: "c1"}
+    assert history.moves[-1] == (3, 1, "c1")
+
+
+def test_a_ledger_never_goes_back_and_a_refused_update_was_released_too() -> None:
+    history = told(
+        sent(0, 0, 0),
+        sent(0, 1, 1),
+        back(1, 0, 0, epsilon=2.0),
+        line(2, "refusal", device=1, task=1, reason="not finite", epsilon=0.7),
+        back(3, 0, 0, epsilon=1.0),  # overtaken on its way
+    )
+    assert history.spent == {0: 2.0, 1: 0.7}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "budget"),
+    [
+        ({"epsilon": 5.0, "mode": "per-step", "budget": 0.0}, 0.0),  # of each single release
+        ({"epsilon": 5.0, "mode": "whole-run", "budget": 0.0}, 5.0),
+        ({"epsilon": 5.0, "mode": "whole-run", "budget": 3.0}, 3.0),
+        ({"epsilon": 5.0, "mode": "per-step", "budget": 30.0}, 30.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_budget_is_that_of_the_whole_run(privacy: dict[str, Any], budget: float) -> None:
+    assert budget_of({"privacy": privacy}) == budget
 
 
 def test_a_hundred_models_share_eight_colours() -> None:
@@ -242,10 +278,21 @@ def test_widths_of_submodels() -> None:
         line(1, "level", device=2, width=0.5),
         line(2, "level", device=2, width=0.25),
     )
-    panel = widths(history)
+    panel = widths(history, NOBODY)
     assert panel is not None
     bars = panel.views[0].series[0]
     assert dict(zip(bars.x, bars.y, strict=True)) == {"0.25": 1, "0.5": 1, "1": 1}
+
+
+def test_widths_that_devices_declare_are_in_no_event() -> None:
+    history = told(sent(0, 0, 0), sent(0, 1, 1), line(1, "level", device=1, width=0.25))
+    fleet = Fleet(2, frozenset(), {}, {0: 0.75, 1: 0.5})
+    panel = widths(history, fleet)
+    assert panel is not None
+    assert list(panel.views[0].series[0].x) == ["0.25", "0.75"]
+    table = device_table(history, fleet, None, 0.0, False)
+    assert table is not None
+    assert table.columns["width"] == [0.75, 0.25]
 
 
 def test_staleness_is_binned_and_weights_have_their_range() -> None:

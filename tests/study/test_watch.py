@@ -142,7 +142,12 @@ def test_a_stream_of_names_that_are_no_runs_follows_nothing(runs: Path) -> None:
 
 
 def test_only_loopback_names_are_answered(client: Client) -> None:
-    for host, status in (("localhost:8787", 200), ("[::1]:8787", 200), ("evil.example", 403)):
+    for host, status in (
+        ("localhost:8787", 200),
+        ("[::1]:8787", 200),
+        ("evil.example", 403),
+        ("[", 403),
+    ):
         assert client("GET", "/", {"host": host})[0] == status
     assert is_loopback("127.0.0.9")
     assert not is_loopback("0.0.0.0")
@@ -152,6 +157,7 @@ def test_other_sites_cannot_ask_for_changes(client: Client) -> None:
     body, ours = json.dumps({"run": "a", "wish": "stop"}), {"x-latecomer": "1"}
     assert client("POST", "/api/act", None, body)[0] == 403
     assert client("POST", "/api/act", {**ours, "origin": "http://evil.example"}, body)[0] == 403
+    assert client("POST", "/api/act", {**ours, "origin": "http://["}, body)[0] == 403
     assert client("POST", "/api/act", ours, body)[2] == '{"done":false}'  # it is not ours to stop
     for bad in ("", "[]", '{"run":"a"}', '{"run":"../x","wish":"stop"}', '{"run":"a","wish":"x"}'):
         assert client("POST", "/api/act", ours, bad)[0] in (400, 404)

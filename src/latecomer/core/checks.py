@@ -43,8 +43,8 @@ class Checks:
         noise = update.noise_std
         if type(noise) not in (int, float) or not 0 <= noise <= LARGEST_NOISE:
             return f"noise_std must be a number from 0 to {LARGEST_NOISE:g}"
-        most = len(task.versions) - 1
-        if type(update.choice) is not int or not 0 <= update.choice <= most:
+        if type(update.choice) is not int or not task.was_sent(update.choice):
+            most = len(task.offers) + len(task.broadcasts)
             return f"choice must be the number of a model it was sent, 0 to {most}"
         if type(update.epsilon) not in (int, float) or not 0 <= update.epsilon < inf:
             return "epsilon must be a finite number from 0"

@@ -28,6 +28,7 @@ _KNOWN: dict[str, type] = {
         messages.Failed,
         messages.Ready,
         messages.Due,
+        messages.Received,
         Submodel,
     )
 }

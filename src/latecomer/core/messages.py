@@ -57,7 +57,8 @@ class Task:
     `number` counts the tasks of this device: with the run's seed it names the random stream, so
     that results do not depend on the order in which tasks are executed. Where there are `offers`,
     the device starts from whichever model has the least loss on its data, and says which.
-    `broadcasts` are newer models sent while it works; it may go on from the last it has received.
+    `broadcasts` are newer models sent while it works; it may go on from the last it has received,
+    and None stands for one that it never will.
     `began` is when it was sent, put in by the engine; a device whose data change trains on what it
     had then.
     """
@@ -71,13 +72,18 @@ class Task:
     params: Tensor
     submodel: Submodel | None = None
     offers: tuple[Offer, ...] = ()
-    broadcasts: tuple[Offer, ...] = ()
+    broadcasts: tuple[Offer | None, ...] = ()
     began: float = 0.0
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """All versions that the device was sent."""
-        return (self.version, *(o.version for o in self.offers + self.broadcasts))
+        """All versions that its delta may be from."""
+        return (self.version, *(o.version for o in self.offers + self.broadcasts if o is not None))
+
+    def was_sent(self, choice: int) -> bool:
+        """Whether a delta may be from the model of this number."""
+        others = self.offers + self.broadcasts
+        return choice == 0 or (0 < choice <= len(others) and others[choice - 1] is not None)
 
     @property
     def bytes_down(self) -> int:
@@ -89,6 +95,8 @@ class Task:
             return self
         own = Offer(self.lineage, self.version, self.params)
         taken = (own, *self.offers, *self.broadcasts)[choice]
+        if taken is None:
+            raise ValueError(f"task {self.id}: model {choice} was not kept")
         return replace(
             self,
             lineage=taken.lineage,
@@ -212,7 +220,17 @@ class Due:
     version: int
 
 
-Event = Joined | Left | Arrived | Failed | Ready | Due
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Of each task, by its id, the numbers of the broadcasts that its device may still go on from.
+
+    The others came too late or have been overtaken: nobody needs to keep them.
+    """
+
+    usable: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+Event = Joined | Left | Arrived | Failed | Ready | Due | Received
 
 
 # Commands: what the server asks of the engine.

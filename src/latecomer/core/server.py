@@ -23,6 +23,7 @@ from latecomer.core.messages import (
     Note,
     Offer,
     Ready,
+    Received,
     Send,
     Task,
     TrainSpec,
@@ -115,6 +116,8 @@ class Server:
                     self._failed(task_id, reason, out)
                 case Due():
                     self._due(event)
+                case Received(usable):
+                    self._let_go(usable)
         for commit in self.strategy.merge.settle(self):
             self._commit(commit, out)
         for refining in self._refining:
@@ -285,6 +288,19 @@ class Server:
             fields = {"lineage": lineage, "version": version, "devices": len(told), "bytes": sent}
             out.append(Note("broadcast", fields))
             out.append(Broadcast(tuple(told)))
+
+    def _let_go(self, usable: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+        """Keep of the broadcasts only what an update may still be from."""
+        for task_id, numbers in usable:
+            task = self.open_tasks.get(task_id)
+            if task is None:
+                continue
+            kept = list(task.broadcasts)
+            for place, offer in enumerate(kept):
+                if offer is not None and len(task.offers) + place + 1 not in numbers:
+                    self.store.unpin(offer.version)
+                    kept[place] = None
+            task.broadcasts = tuple(kept)
 
     def _failed(self, task_id: int, reason: str, out: list[Command]) -> None:
         task = self.open_tasks.get(task_id)

@@ -179,7 +179,8 @@ def _moving(own: Examples, order: Tensor, rows: Tensor, drift: Drift) -> Stream:
     size = len(early)
 
     def show(moved: int) -> Examples:
-        return _take(own, torch.cat([early[moved:], late[:moved]]))
+        # Each in the place of the one that it replaces: what is held back stays held back.
+        return _take(own, torch.cat([late[:moved], early[moved:]]))
 
     def stage(time: float) -> int:
         return round(size * drift.progress(time))

@@ -24,6 +24,7 @@ from latecomer.core.messages import (
     Left,
     Note,
     Ready,
+    Received,
     Send,
     Stop,
     Task,
@@ -69,7 +70,7 @@ class Closes:
     device: int
 
 
-Item = Upload | Opens | Closes | Joined | Failed | Ready | Due
+Item = Upload | Opens | Closes | Joined | Failed | Ready | Due | Received
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,8 @@ class VirtualEngine:
                 self._away.discard(device)
                 yield item
                 yield from self._left_if_closed(device, time)
+            case Received():
+                yield item
             case Failed() | Ready() | Due():
                 self._active_at = time
                 yield item
@@ -235,6 +238,8 @@ class VirtualEngine:
             case Broadcast(tasks):
                 for task in tasks:
                     self._broadcast(task)
+                usable = ((t.id, tuple(n for _, n in self._rebases.get(t.id, ()))) for t in tasks)
+                self._push(self.now, Received(tuple(usable)))
             case Later(seconds, Ready() as ready):
                 # One worker beside the server's main line: repairs queue up behind each other.
                 begins = max(self.now, self._repaired_at)

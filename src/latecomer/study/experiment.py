@@ -118,6 +118,11 @@ class Experiment:
         private = self.config.privacy.epsilon > 0
         if self.recipe.private and not private:
             yield f"{self.recipe.name} without privacy: privacy.epsilon is 0, nothing is noised"
+        if private and self.config.data.scale == "global":
+            yield (
+                "data.scale = 'global': the means and deviations that features are scaled by are on"
+                " no privacy ledger; use 'none' where that matters (docs/privacy.md)"
+            )
         if private and self._strategy().prepare(self.spec).report_loss:
             yield (
                 f"{self.recipe.name}: the loss that devices would report is not covered by their"
@@ -180,7 +185,8 @@ class Experiment:
                 part.x,
                 part.y,
                 self.config.seed,
-                self.privacy(len(part.y)),
+                # Where data change, by what it has first: fewer examples need more noise.
+                self.privacy(len(over_time[device](0.0).y if over_time else part.y)),
                 over_time[device] if over_time else None,
             )
             for device, part in enumerate(parts)

@@ -112,7 +112,15 @@ def _fleet(experiment: Experiment) -> dict[str, Any]:
             for device, profile in enumerate(fleet.devices)
             if fleet.has_windows(device)
         },
+        "widths": _declared(experiment),
     }
+
+
+def _declared(experiment: Experiment) -> dict[int, float]:
+    """Parts of the network that devices carry from the start; empty where all carry the whole."""
+    if experiment.config.submodels.level != "declared":
+        return {}
+    return {device: experiment.levels[device] for device in experiment.clients}
 
 
 @contextmanager

@@ -70,7 +70,8 @@ def labels(counts: pd.DataFrame) -> Panel:
     devices = [str(device) for device in counts.index]
     series = [Series(str(name), devices, counts[name].tolist(), "bar") for name in counts.columns]
     view = View("examples", "device", "examples", series, stacked=True)
-    return Panel("labels", "Label distribution per device", "Training examples.", [view])
+    about = "Examples of all parts; replicas of augmentation are not counted."
+    return Panel("labels", "Label distribution per device", about, [view])
 
 
 def skews(skew: Skew, local: Skew) -> Panel:

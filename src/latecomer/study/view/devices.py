@@ -1,5 +1,6 @@
 """The devices one by one: accuracy on their own data, and a table of where each stands."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -71,8 +72,8 @@ def device_table(
         columns["epsilon"] = [history.spent.get(d, 0.0) for d in ids]
         if budget > 0:
             columns["budget left"] = [max(0.0, budget - history.spent.get(d, 0.0)) for d in ids]
-    if history.widths:
-        columns["width"] = [history.widths.get(d, 1.0) for d in ids]
+    if carried := _carried(history, fleet):
+        columns["width"] = [carried.get(d, 1.0) for d in ids]
     if len(set(history.homes.values())) > 1:
         columns["model"] = [history.homes.get(d, "") for d in ids]
     if devices is not None:
@@ -82,21 +83,22 @@ def device_table(
     return Rows("device-table", "The devices", "As the log tells it last.", columns)
 
 
-def widths(history: History) -> Panel | None:
+def widths(history: History, fleet: Fleet) -> Panel | None:
     """How many devices train a sub-model of which width; None where all train the whole."""
-    if not history.widths:
+    if not (carried := _carried(history, fleet)):
         return None
-    sizes = sorted(set(history.widths.values()))
-    whole = len(history.devices - set(history.widths))
-    counts = {w: sum(1 for v in history.widths.values() if v == w) for w in sizes}
-    if whole:
-        counts[1.0] = counts.get(1.0, 0) + whole
+    counts = Counter(carried.get(device, 1.0) for device in history.devices | set(carried))
     bars = Series(
         "devices", [f"{w:g}" for w in sorted(counts)], [counts[w] for w in sorted(counts)], "bar"
     )
     view = View("now", "part of the network's width", "devices", [bars])
     about = "Devices that train a part of the network, by the width of their part."
     return Panel("widths", "Sub-models", about, [view])
+
+
+def _carried(history: History, fleet: Fleet) -> dict[int, float]:
+    """Device -> width, as it was declared or as measuring has changed it."""
+    return {**fleet.widths, **history.widths}
 
 
 def _state(device: int, history: History, fleet: Fleet, busy: set[int], ended: bool) -> str:

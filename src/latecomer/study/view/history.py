@@ -60,8 +60,6 @@ class History:
         self.staleness: dict[int, int] = {}  # how many arrivals had which
         self.last_staleness: dict[int, int] = {}  # by device
         self.updates: dict[int, int] = {}  # by device
-        self.commits = (array("d"), array("q"), array("q"))  # when, updates in it, stand-ins
-        self.skipped = 0
         self.homes: dict[int, str] = {}
         self.moves: list[tuple[float, int, str]] = []  # when, device, lineage it now uses
         self.turns: list[dict[str, Any]] = []  # splits, merges and broadcasts
@@ -72,7 +70,6 @@ class History:
         self.spending = (array("d"), array("q"), array("d"))  # when, device, epsilon
         self.retired: dict[int, float] = {}  # device -> when
         self.widths: dict[int, float] = {}
-        self.levels: list[tuple[float, int, float]] = []  # when, device, width
         self.lost: dict[int, float] = {}  # device -> when its last task was lost, if nothing since
 
     def feed(self, lines: Iterable[bytes]) -> None:
@@ -100,11 +97,9 @@ class History:
         if (staleness := event.get("staleness")) is not None:
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.last_staleness[device] = staleness
-        self.skipped += bool(event.get("skipped"))
         self._upload(event)
         self._weight(event)
-        if (epsilon := event.get("epsilon")) is not None:
-            self._spend(device, epsilon)
+        self._spend(event)
         lineage = event.get("lineage")
         if lineage is not None and self.homes.get(device) != lineage:
             self._move(device, lineage)
@@ -112,6 +107,7 @@ class History:
     def _refusal(self, event: dict[str, Any]) -> None:
         self._close(event, End.REFUSED)
         self._upload(event)
+        self._spend(event)
 
     def _drop(self, event: dict[str, Any]) -> None:
         # A task that is still open was lost; one that has arrived was not wanted by the merge.
@@ -123,28 +119,23 @@ class History:
         self._weight(event)
         self.repairs.append(event)
 
-    def _commit(self, event: dict[str, Any]) -> None:
-        self.commits[0].append(self.now)
-        self.commits[1].append(event["updates"])
-        self.commits[2].append(event.get("stand_ins", 0))
-
     def _retire(self, event: dict[str, Any]) -> None:
         self.retired[event["device"]] = self.now
-        if (epsilon := event.get("epsilon")) is not None:
-            self._spend(event["device"], epsilon)
+        self._spend(event)
 
     def _level(self, event: dict[str, Any]) -> None:
         self.widths[event["device"]] = event["width"]
-        self.levels.append((self.now, event["device"], event["width"]))
 
     def _turn(self, event: dict[str, Any]) -> None:
         self.turns.append(event)
         if event["event"] == "broadcast" and (size := event.get("bytes")):
             self.down[0].append(self.now)
             self.down[1].append(size)
-        into, gone = event.get("into"), event.get("lineage")
-        if event["event"] == "merge" and into is not None:
-            for device in [d for d, home in self.homes.items() if home == gone]:
+        if (into := event.get("into")) is None:
+            return
+        gone = [d for d, home in self.homes.items() if home == event["lineage"]]
+        for device in gone if event["event"] == "merge" else event.get("devices", ()):
+            if self.homes.get(device) != into:
                 self._move(device, into)
 
     def _judgement(self, event: dict[str, Any]) -> None:
@@ -169,7 +160,11 @@ class History:
             self.weighed[0].append(event["staleness"])
             self.weighed[1].append(weight)
 
-    def _spend(self, device: int, epsilon: float) -> None:
+    def _spend(self, event: dict[str, Any]) -> None:
+        device, epsilon = event["device"], event.get("epsilon")
+        # Uploads that overtake each other bring earlier ledgers after later ones.
+        if epsilon is None or epsilon < self.spent.get(device, 0.0):
+            return
         self.spent[device] = epsilon
         self.spending[0].append(self.now)
         self.spending[1].append(device)
@@ -186,7 +181,6 @@ HANDLERS = {
     "refusal": History._refusal,
     "drop": History._drop,
     "compensation": History._compensation,
-    "commit": History._commit,
     "judgement": History._judgement,
     "switch": History._switch,
     "retire": History._retire,

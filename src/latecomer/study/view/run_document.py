@@ -42,7 +42,7 @@ def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) ->
             clusters(history, clock),
             privacy(history, budget, clock),
             traffic(history, clock),
-            widths(history),
+            widths(history, fleet),
             device_accuracy(devices),
         )
     )
@@ -73,7 +73,8 @@ def fleet_of(folder: Path) -> Fleet:
                 int(device): (float(period), tuple((float(a), float(b)) for a, b in some))
                 for device, (period, some) in found["windows"].items()
             }
-            return Fleet(int(found["devices"]), frozenset(found["late"]), windows)
+            widths = {int(d): float(width) for d, width in found.get("widths", {}).items()}
+            return Fleet(int(found["devices"]), frozenset(found["late"]), windows, widths)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"{path}: not the fleet of a run ({error})") from error
     summary = folder / "summary.json"
@@ -108,7 +109,11 @@ def config_of(run: Result) -> dict[str, Any]:
 
 
 def budget_of(config: Mapping[str, Any]) -> float:
-    found = config.get("privacy", {}).get("epsilon", 0.0)
+    """What a device may spend; 0 for any: an epsilon of single releases is no budget."""
+    privacy = config.get("privacy", {})
+    found = privacy.get("budget", 0.0)
+    if not found and privacy.get("mode") == "whole-run":
+        found = privacy.get("epsilon", 0.0)
     return float(found) if isinstance(found, int | float) else 0.0
 
 

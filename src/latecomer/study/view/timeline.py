@@ -1,7 +1,7 @@
 """What every device does when: lanes for devices, and shares of the whole fleet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
@@ -46,6 +46,7 @@ class Fleet:
     devices: int
     late: frozenset[int]
     windows: Mapping[int, tuple[float, Windows]]  # device -> period, windows
+    widths: Mapping[int, float] = field(default_factory=dict)  # device -> what it declares
 
 
 @dataclass(frozen=True)

@@ -86,13 +86,17 @@ class Guard:
             return "A token is needed: open the address that `latecomer watch` printed."
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
-            if headers.get("x-latecomer") != "1" or (origin and urlsplit(origin).netloc != host):
+            foreign = origin is not None and origin.partition("://")[2] != host
+            if headers.get("x-latecomer") != "1" or foreign:
                 return "This can only be asked by the page itself."
         return None
 
 
 def _name_of(host: str) -> str:
-    return urlsplit(f"//{host}").hostname or ""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # such as an open bracket
+        return ""
 
 
 def _given(headers: Mapping[str, str]) -> str:
