@@ -4,7 +4,8 @@ python benchmarks/echopfl.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out D
 
 planted: devices of 2, 3 and 4 worlds (labels permuted, or other classes), mixed speeds; are they
 found? drift: two fifths of the devices change their labelling in mid-run. two-classes: every device
-has two classes of digits, all methods. broadcasts: the same under every rule of broadcasting, and
+has two classes of digits, all methods; worlds: three worlds of permuted labels, all methods.
+broadcasts: the two classes under every rule of broadcasting, and
 without clusters. mnist and sp-sw-har: all methods on ../shared/data. Finished runs are kept.
 """
 
@@ -259,7 +260,7 @@ def slow_accuracy(result: Any) -> float:
 
 
 def main() -> None:
-    names = ("planted", "drift", "two-classes", "broadcasts", "mnist", "sp-sw-har")
+    names = ("planted", "drift", "two-classes", "worlds", "broadcasts", "mnist", "sp-sw-har")
     args = arguments(__doc__, names, "runs/echopfl").parse_args()
     for name in args.names:
         print(f"\n## {name}\n", flush=True)
@@ -267,6 +268,9 @@ def main() -> None:
             study_planted(args)
         elif name == "drift":
             study_drift(args)
+        elif name == "worlds":
+            population = planted(3, "permuted", 1, Path(args.out) / "data")
+            study_methods(name, scenario(population.path, 4000, 0.3), METHODS, args)
         elif name in ("two-classes", "broadcasts"):
             population = two_classes(1, Path(args.out) / "data")
             methods = METHODS if name == "two-classes" else RULES

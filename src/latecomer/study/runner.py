@@ -431,6 +431,7 @@ class _Run:
             "dropped": self.lost["drop"],
             "ended_by": reason,
             "late_devices": sorted(self.experiment.fleet.late),
+            "branches": self._branches(),
             "notes": list(self.experiment.notes),
             "warnings": [*self._warnings(), *self.sinks.troubles],
         }
@@ -461,6 +462,13 @@ class _Run:
             "max": max(values),
             "retired": self.counts["retire"],
         }
+
+    def _branches(self) -> list[dict[str, Any]] | None:
+        """Who is in which cluster."""
+        if not self.server.strategy.personal:
+            return None
+        found = self.server.branches().items()
+        return [{"lineage": name, "devices": devices} for name, devices in found]
 
     def _clusters(self) -> dict[str, int] | None:
         if not self.server.strategy.personal:

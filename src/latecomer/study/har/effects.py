@@ -73,15 +73,16 @@ def effect(
     against: tuple[str, str] = (BASE, ""),
 ) -> Effect | None:
     """What changing `factor` to `value` does to the runs `against`; None if it was not run."""
-    changed = _by_seed(table, paradigm, factor, value, column)
+    changed = by_seed(table, paradigm, factor, value, column)
     if changed.empty:
         return None
-    return paired((changed - _by_seed(table, paradigm, *against, column)).tolist())
+    return paired((changed - by_seed(table, paradigm, *against, column)).tolist())
 
 
-def _by_seed(
+def by_seed(
     table: pd.DataFrame, paradigm: str, factor: str, value: str, column: str
 ) -> "pd.Series[float]":
+    """A column of the runs with this one thing changed, by seed."""
     chosen = (
         (table["paradigm"] == paradigm)
         & (table["factor"] == factor)

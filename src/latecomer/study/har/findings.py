@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from latecomer.study.har.effects import SMALLEST, effect
+from latecomer.study.har.effects import SMALLEST, by_seed, effect
 from latecomer.study.har.judge import Evidence, verdicts
 from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, PARADIGMS, SYNCHRONOUS
 from latecomer.study.har.scores import LAST
@@ -164,7 +164,7 @@ def _change(found: Evidence, factor: str, value: str) -> str:
 
 def against(found: Evidence) -> Iterable[str]:
     yield markdown(
-        ["", "takeaway of the paper", "here", "numbers (macro-F1 unless said)"],
+        ["no.", "takeaway of the paper", "here", "numbers (macro-F1 unless said)"],
         [[str(v.number), v.claim, f"**{v.verdict}**", v.numbers] for v in verdicts(found)],
     )
 
@@ -186,7 +186,7 @@ def table(found: Evidence, factors: Sequence[str]) -> str:
             if any(cells):
                 rows.append([paradigm, name, *(cell or "-" for cell in cells)])
     head = [f"{DECISIONS[f]} {v}{'*' if found.plan.base[f] == v else ''}" for f, v in columns]
-    return markdown(["", "", *head], rows) + "\n\n\\* the base"
+    return markdown(["way of learning", "metric", *head], rows) + "\n\n\\* the base"
 
 
 def _value(found: Evidence, paradigm: str, factor: str, value: str, metric: str) -> str:
@@ -196,12 +196,7 @@ def _value(found: Evidence, paradigm: str, factor: str, value: str, metric: str)
         return ""
     if found.plan.base[factor] == value:
         factor, value = BASE, ""
-    chosen = (
-        (found.table["paradigm"] == paradigm)
-        & (found.table["factor"] == factor)
-        & (found.table["value"].astype(str) == value)
-    )
-    return _cell(found.table[chosen][metric])
+    return _cell(by_seed(found.table, paradigm, factor, value, metric))
 
 
 def _order(value: str) -> tuple[int, float, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from latecomer.study.har.effects import Effect, effect, paired
+from latecomer.study.har.effects import Effect, by_seed, effect, paired
 from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, FEDERATED, Plan
 from latecomer.study.har.skew import Skew
 
@@ -50,9 +50,10 @@ def _test_set(found: Evidence) -> Verdict:
     gap = effect(found.table, ASYNCHRONOUS, "test", other)
     if gap is None:
         return Verdict(1, "test set", claim, CANNOT_TELL, "not run")
+    runs = {other: ("test", other), held if other == "fair" else "fair": (BASE, "")}
     stds = {
-        name: _spread(found, *(("test", name) if name == other else (BASE, "")))
-        for name in ("fair", held)
+        name: float(by_seed(found.table, ASYNCHRONOUS, *run, "macro_f1").std())
+        for name, run in runs.items()
     }
     ratio = stds[held] / stds["fair"] if stds["fair"] else np.nan
     absent = found.missing.get(held, [])
@@ -71,16 +72,6 @@ def _test_set(found: Evidence) -> Verdict:
         f"spread of macro-F1 over seeds {stds[held]:.3f} held out, {stds['fair']:.3f} fair;"
         f" held out minus fair {mean}{classes}",
     )
-
-
-def _spread(found: Evidence, factor: str, value: str) -> float:
-    table = found.table
-    chosen = (
-        (table["paradigm"] == ASYNCHRONOUS)
-        & (table["factor"] == factor)
-        & (table["value"].astype(str) == value)
-    )
-    return float(table[chosen]["macro_f1"].std())
 
 
 def _augmentation(found: Evidence) -> Verdict:
@@ -210,12 +201,8 @@ def _difference(
             values.append((factor, value))
         else:
             return None
-    table = found.table[found.table["paradigm"] == paradigm]
-    series = [
-        table[(table["factor"] == f) & (table["value"].astype(str) == v)].set_index("seed")[column]
-        for f, v in values
-    ]
-    return paired((series[0] - series[1]).tolist())
+    one, other = (by_seed(found.table, paradigm, *value, column) for value in values)
+    return paired((one - other).tolist())
 
 
 JUDGES: tuple[Callable[[Evidence], Verdict], ...] = (

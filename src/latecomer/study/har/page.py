@@ -112,10 +112,9 @@ def parted(markdown: str) -> tuple[list[Rows], str]:
         if block.startswith("## "):
             heading = block[3:]
         if block.startswith("| "):
-            cells = [
-                line.strip("| ").split(" | ") for line in block.split("\n") if "---" not in line
-            ]
-            head, *rows = cells
+            lines = [line.replace("**", "") for line in block.split("\n")]
+            # Between the outer bars: a cell may be empty.
+            head, _, *rows = [line[2:-2].split(" | ") for line in lines]
             columns = {name: [row[i] for row in rows] for i, name in enumerate(head)}
             tables.append(Rows(f"table-{len(tables)}", heading, "", columns))
         else:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.data.federation import Federation
+from latecomer.data.federation import ClientData, Federation
 
 ENOUGH = 5  # examples of a class that a device needs to say how the class looks there
 
@@ -29,10 +29,8 @@ def label_counts(federation: Federation) -> pd.DataFrame:
     """Examples of each class (columns) on each device, replicas of augmentation not counted."""
     rows = []
     for client in federation.clients:
-        first_seen = np.unique(client.train_rows.numpy(), return_index=True)[1]
-        labels = np.concatenate(
-            [client.train.y.numpy()[first_seen], client.validation.y.numpy(), client.test.y.numpy()]
-        )
+        own = client.train.y.numpy()[_originals(client)]
+        labels = np.concatenate([own, client.validation.y.numpy(), client.test.y.numpy()])
         rows.append(np.bincount(labels, minlength=federation.num_classes))
     return pd.DataFrame(rows, columns=list(federation.class_names))
 
@@ -43,11 +41,10 @@ def feature_skew(federation: Federation) -> Skew:
     Originals of the training parts. A series counts with the mean and deviation of each channel
     in each window, an image with its pixels.
     """
-    parts = [_described(client.train.x.numpy()) for client in federation.clients]
-    labels = [client.train.y.numpy() for client in federation.clients]
-    for i, client in enumerate(federation.clients):
-        first_seen = np.unique(client.train_rows.numpy(), return_index=True)[1]
-        parts[i], labels[i] = parts[i][first_seen], labels[i][first_seen]
+    originals = [_originals(client) for client in federation.clients]
+    both = list(zip(federation.clients, originals, strict=True))
+    parts = [_described(client.train.x.numpy()[rows]) for client, rows in both]
+    labels = [client.train.y.numpy()[rows] for client, rows in both]
     by_feature, devices = [], {}
     for label, name in enumerate(federation.class_names):
         groups = [x[y == label] for x, y in zip(parts, labels, strict=True)]
@@ -81,6 +78,12 @@ def omega_squared(groups: list[NDArray[np.float32]], features: int) -> NDArray[n
     return np.where(constant, np.nan, np.clip(share, 0.0, 1.0))
 
 
+def _originals(client: ClientData) -> NDArray[np.int64]:
+    """Where the training examples stand that are no replicas of others."""
+    places: NDArray[np.int64] = np.unique(client.train_rows.numpy(), return_index=True)[1]
+    return places
+
+
 def _described(x: NDArray[np.float32]) -> NDArray[np.float32]:
     if x.ndim == 3:
         return np.concatenate([x.mean(axis=1), x.std(axis=1)], axis=1)
@@ -103,9 +106,9 @@ def by_device(
     """One feature (or several) of one class on each device that has enough examples of it."""
     found = {}
     for device, client in enumerate(federation.clients):
-        first_seen = np.unique(client.train_rows.numpy(), return_index=True)[1]
-        x = _described(client.train.x.numpy())[first_seen]
-        values = x[client.train.y.numpy()[first_seen] == label, feature]
+        rows = _originals(client)
+        x = _described(client.train.x.numpy()[rows])
+        values = x[client.train.y.numpy()[rows] == label, feature]
         if len(values) >= ENOUGH:
             found[device] = values
     return found

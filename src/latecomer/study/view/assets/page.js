@@ -44,12 +44,15 @@ window.Latecomer = window.Latecomer || {};
   };
   applyTheme(stored());
 
+  const LONG = 40;  // characters of a cell that is read, not compared
+
   const plainTable = ns.plainTable = function (head, rows, caption) {
     const table = make("table", {});
     if (caption) table.append(make("caption", { class: "skip" }, caption));
     table.append(make("thead", {}, make("tr", {}, ...head.map((h) => make("th", { scope: "col" }, String(h))))));
     table.append(make("tbody", {}, ...rows.map((row) =>
-      make("tr", {}, ...row.map((cell) => make("td", {}, cell === null ? "" : String(cell)))))));
+      make("tr", {}, ...row.map((cell) =>
+        make("td", { class: String(cell).length > LONG ? "words" : "" }, cell === null ? "" : String(cell)))))));
     return table;
   };
 
