@@ -150,3 +150,15 @@ def test_a_private_device_judges_nothing_and_takes_no_newer_model():
     assert update.choice == 0
     assert torch.equal(update.delta, plain.delta)
     assert client(privacy=privacy).examples(asked) == 2 * 20
+
+
+def test_while_data_grow_nobody_changes_sides():
+    """What was trained on is never judged by, and the other way round."""
+    device = client(50)
+    kept, held = (set(part.tolist()) for part in device.parts(50))
+    for n in (50, 33, 12, 7):
+        some, others = (set(part.tolist()) for part in device.parts(n))
+        if some != others:
+            assert some <= kept
+            assert others <= held
+        assert some | others == set(range(n))

@@ -363,6 +363,8 @@ class Server:
             "version": version,
             "bytes": task.bytes_down,
         }
+        if task.offers:
+            fields["offers"] = len(task.offers)
         return Note("dispatch", fields), Send(task)
 
     def _offer(self, lineage: str, submodel: Submodel | None) -> Offer:

@@ -97,8 +97,11 @@ class Client:
         examples all are used for both.
         """
         rng = torch.Generator().manual_seed(mixed(self.seed, JUDGE_STREAM, self.device))
-        shuffled, held = torch.randperm(n, generator=rng), n // 5
-        return (shuffled[held:], shuffled[:held]) if held else (shuffled, shuffled)
+        shuffled = torch.randperm(self.num_examples, generator=rng)
+        here = shuffled < n  # while data grow, nobody changes sides
+        side = torch.arange(self.num_examples) < self.num_examples // 5
+        kept, held = shuffled[here & ~side], shuffled[here & side]
+        return (kept, held) if len(held) and len(kept) else (shuffled[here], shuffled[here])
 
     def judged_by(self, task: Task) -> tuple[Tensor, Tensor]:
         """The examples by which models are judged and chosen."""

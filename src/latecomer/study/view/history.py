@@ -87,7 +87,8 @@ class History:
         self.open[event["task"]] = (device, self.now)
         self.down[0].append(self.now)
         self.down[1].append(event["bytes"])
-        if self.homes.get(device) != event["lineage"]:
+        # With a choice of models the device says where it is when it answers.
+        if not event.get("offers") and self.homes.get(device) != event["lineage"]:
             self._move(device, event["lineage"])
 
     def _arrival(self, event: dict[str, Any]) -> None:
