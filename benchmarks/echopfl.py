@@ -5,8 +5,8 @@ python benchmarks/echopfl.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out D
 planted: devices of 2, 3 and 4 worlds (labels permuted, or other classes), mixed speeds; are they
 found? drift: two fifths of the devices change their labelling in mid-run. two-classes: every device
 has two classes of digits, all methods; worlds: three worlds of permuted labels, all methods.
-broadcasts: the two classes under every rule of broadcasting, and
-without clusters. mnist and sp-sw-har: all methods on ../shared/data. Finished runs are kept.
+broadcasts: the two classes under every rule of broadcasting, and without clusters.
+mnist and sp-sw-har: all methods on ../shared/data. Finished runs are kept.
 """
 
 import json
