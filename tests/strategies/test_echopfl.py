@@ -64,7 +64,7 @@ def test_that_limit_holds_on_digits_too(tmp_path):
     other = run(tmp_path / "other", {"name": "fedasync"})
     assert one["model_hash"] == other["model_hash"]
     different = {key for key in one if one[key] != other[key]}
-    assert different == {"strategy", "clusters"}
+    assert different == {"strategy", "clusters", "branches"}
     assert one["clusters"] == {"final": 1, "splits": 0, "merges": 0, "broadcasts": 0}
 
 

@@ -70,7 +70,15 @@ class Closes:
     device: int
 
 
-Item = Upload | Opens | Closes | Joined | Failed | Ready | Due | Received
+@portable
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A broadcast is on its way to the devices that work on these tasks."""
+
+    tasks: tuple[int, ...]
+
+
+Item = Upload | Opens | Closes | Joined | Failed | Ready | Due | Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +209,10 @@ class VirtualEngine:
                 self._away.discard(device)
                 yield item
                 yield from self._left_if_closed(device, time)
-            case Received():
-                yield item
+            case Told(tasks):
+                # As it is now: another broadcast may have left at the same moment.
+                plans = ((number, self._rebases.get(number, ())) for number in tasks)
+                yield Received(tuple((task, tuple(n for _, n in plan)) for task, plan in plans))
             case Failed() | Ready() | Due():
                 self._active_at = time
                 yield item
@@ -238,8 +248,7 @@ class VirtualEngine:
             case Broadcast(tasks):
                 for task in tasks:
                     self._broadcast(task)
-                usable = ((t.id, tuple(n for _, n in self._rebases.get(t.id, ()))) for t in tasks)
-                self._push(self.now, Received(tuple(usable)))
+                self._push(self.now, Told(tuple(task.id for task in tasks)))
             case Later(seconds, Ready() as ready):
                 # One worker beside the server's main line: repairs queue up behind each other.
                 begins = max(self.now, self._repaired_at)
