@@ -35,9 +35,9 @@ class ToyNode:
             return encode_introduction(
                 Introduction(self.name, self.key or f"secret of {self.name}")
             )
-        key, task = decode_task(parcel, lambda name: (None, SIZE))
-        self.asked.append(key)
-        return self.reply(encode_update(self.trainer.update(task), key))
+        order = decode_task(parcel, lambda name: (None, SIZE))
+        self.asked.append(order.key)
+        return self.reply(encode_update(self.trainer.update(order.task), order.key))
 
     def reply(self, honest: Parcel) -> Parcel | str | None:
         return honest
@@ -94,6 +94,7 @@ class FakePost:
         return found
 
     def forget(self, message: str) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass

@@ -54,8 +54,9 @@ def test_a_task_comes_out_as_it_went_in():
     assert all(getattr(spec, f.name) != f.default for f in fields(TrainSpec))
     offers = (Offer("b", 9, torch.randn(SIZE)), Offer("c", 8, torch.randn(SIZE)))
     sent = a_task(spec=spec, offers=offers)
-    key, task = decode_task(encode_task(sent, "s-7"), whole)
-    assert key == "s-7"
+    order = decode_task(encode_task(sent, "s-7", "run 1"), whole)
+    assert (order.key, order.run) == ("s-7", "run 1")
+    task = order.task
     assert (task.device, task.number, task.spec) == (3, 2, spec)
     assert torch.equal(task.params, sent.params)
     for ours, theirs in zip(task.offers, offers, strict=True):
@@ -69,7 +70,7 @@ def test_a_task_says_nothing_of_where_its_model_comes_from():
 
 def test_a_submodel_travels_by_name():
     sent = a_task(submodel=HALF, params=torch.randn(2))
-    _, task = decode_task(encode_task(sent, "k"), whole)
+    task = decode_task(encode_task(sent, "k"), whole).task
     assert task.submodel is HALF
     assert torch.equal(task.params, sent.params)
 
@@ -96,7 +97,7 @@ def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
 def test_a_spec_of_an_older_server_has_the_defaults():
     parcel = encode_task(a_task(), "k")
     told = {name: value for name, value in parcel.fields.items() if name != "spec.carry"}
-    assert decode_task(Parcel(told, array=parcel.array), whole)[1].spec == a_task().spec
+    assert decode_task(Parcel(told, array=parcel.array), whole).task.spec == a_task().spec
 
 
 def test_an_update_comes_out_as_it_went_in():

@@ -136,6 +136,7 @@ class Federation:
         self.submodels = submodels
         self.on_note = on_note
         self.session = session or uuid4().hex[:12]
+        self.name = self.session  # that of the run, which keeps the name of its first life
         self.bytes_up = self.bytes_down = 0
         self.stopped: str | None = None
         self._before = 0.0  # how long earlier lives have lasted
@@ -449,7 +450,7 @@ class Federation:
             self._missing[task.id] = _Flight(0, -1, self.now, task.device, task.id)
             return
         task.began = self.now
-        message = self.post.send(node, "train", encode_task(task, self._keys[task.id]))
+        message = self.post.send(node, "train", encode_task(task, self._keys[task.id], self.name))
         if message is None:
             self._failed(device)
             self._closed(task.id)
@@ -480,6 +481,7 @@ class Federation:
         timers += [(self.now, c, item) for c, item in self._pending if isinstance(item, kept)]
         keys = {task: key for task, key in self._keys.items() if task in self.server.open_tasks}
         return {
+            "name": self.name,
             "now": self.now,
             "stopped": self.stopped,
             "bytes": [self.bytes_up, self.bytes_down],
@@ -492,6 +494,7 @@ class Federation:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where a run was saved; the server must have been restored before."""
+        self.name = state["name"]
         self._before, self.stopped = state["now"], state["stopped"]
         self._began = self.post.now()
         self.bytes_up, self.bytes_down = state["bytes"]

@@ -38,3 +38,6 @@ class Post(Protocol):
 
     def forget(self, message: str) -> None:
         """Nobody waits for a reply to this message any more."""
+
+    def close(self) -> None:
+        """Nobody waits for any reply any more."""

@@ -48,6 +48,15 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """A task as a device gets it, with the names of it and of its run."""
+
+    key: str
+    run: str
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
 class Introduction:
     """A device says who it is: `key` is its own secret, by which it is known again.
 
@@ -99,13 +108,15 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, str] | None:
     return shape, fortran and shape[0] > 1, dtype.name
 
 
-def encode_task(task: Task, key: str) -> Parcel:
+def encode_task(task: Task, key: str, run: str = "") -> Parcel:
     """A task with all the models that the device may start from, as rows of one array.
 
-    `key` names the task for ever; numbers may be given anew after a restart of the server.
+    `key` names the task for ever; numbers may be given anew after a restart of the server. `run`
+    names what the task is part of, over all restarts.
     """
     told: dict[str, Scalar] = {
         "task": key,
+        "run": run,
         "device": task.device,
         "number": task.number,
         "models": 1 + len(task.offers),
@@ -116,15 +127,13 @@ def encode_task(task: Task, key: str) -> Parcel:
     return Parcel(told, array=pack(*models))
 
 
-def decode_task(
-    parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, int]]
-) -> tuple[str, Task]:
-    """The key and the task; `size_of` gives the sub-model of a name and its number of values.
+def decode_task(parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
+    """What the server asks for; `size_of` gives a named sub-model and its number of values.
 
     Where a model comes from is the server's business: lineages and versions stay at home.
     """
     told = parcel.fields
-    key, name = _text(told, "task"), _text(told, "submodel")
+    key, run, name = (_text(told, field) for field in ("task", "run", "submodel"))
     models = _whole(told, "models")
     if not 1 <= models <= 1000:
         raise Refused(f"models = {models}: allowed is 1 to 1000")
@@ -141,7 +150,7 @@ def decode_task(
         submodel=submodel,
         offers=tuple(Offer("", i, rows[i]) for i in range(1, models)),
     )
-    return key, task
+    return Order(key, run, task)
 
 
 def _spec(told: Mapping[str, Any]) -> TrainSpec:
