@@ -81,6 +81,7 @@ class Deployment:
         if self.server.store.commits - self.saved >= self.every:
             self._save()
             self.on_commit(self.server)
+        self.events.file.flush()  # who watches should see what is refused at once
         return True
 
     def _save(self) -> None:
