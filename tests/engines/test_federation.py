@@ -192,6 +192,7 @@ def test_a_device_keeps_its_number_under_a_new_node():
     arrived = [f for f in run.lines("arrival") if f["device"] == BAD]
     assert arrived
     assert len(run.lines("introduction")) == 5
+    assert run.lines("return") == [{"device": BAD}]
     # The task that it had is sent again, not another one.
     assert run.post.answers[BAD + 5].asked[0] == silent.asked[0]
     assert not run.lines("refusal")

@@ -319,6 +319,8 @@ class Federation:
             self._names[who.name] = self._devices[known.number] = known
             fields = {"device": known.number, "name": who.name, "width": who.width}
             self._note(Note("introduction", fields))
+        else:
+            self._note(Note("return", {"device": known.number}))
         if known.node is not None:
             self._nodes.pop(known.node, None)  # it has come back before its loss was noticed
         known.node, known.width = node, who.width

@@ -101,7 +101,7 @@ class GridPost:
 
         message = Message(to_records(parcel), node, MESSAGE_TYPES[kind], ttl=self.ttl)
         pushed = self._tried("push a message", lambda: set(self.grid.push_messages([message])))
-        number = message.metadata.message_id
+        number = str(message.metadata.message_id)
         if not pushed or not number or number not in pushed:
             return None
         stop = self._open[number] = threading.Event()
