@@ -198,6 +198,37 @@ def test_a_device_keeps_its_number_under_a_new_node():
     assert not run.lines("refusal")
 
 
+def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
+    """As a real SuperLink does: it lists a dead node, and reports the loss, for a minute."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(10)
+    (message,) = [m for m, f in run.loop._flights.items() if f.device == BAD]
+    run.post.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
+    run.until(30)
+    run.post.again(Delivery(message, error="the node is not available"))
+    run.until(40)
+    del run.post.answers[BAD]
+    run.until(60)
+    assert not [f for kind in ("refusal", "drop") for f in run.lines(kind)]
+    assert sum(node == BAD for _, node, _ in run.post.sent) == 2  # a greeting and a task
+    assert len([f for f in run.lines("arrival") if f["device"] == BAD]) > 5
+
+
+def test_two_answers_to_one_task_at_one_moment_count_once():
+    answers = []
+    run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})
+    run.until(10)
+    (old,) = [m for m, f in run.loop._flights.items() if f.device == BAD]
+    run.post.answers[BAD + 5] = liar(lambda honest: answers.append(honest))
+    run.until(20)
+    (new,) = [m for m, f in run.loop._flights.items() if f.device == BAD and m != old]
+    for message, answer in zip((old, new), answers, strict=True):
+        run.post.again(Delivery(message, answer))
+    run.until(30)
+    assert [f["reason"] for f in run.lines("refusal")] == ["the task is unknown or already closed"]
+    assert len([f for f in run.lines("arrival") if f["device"] == BAD]) == 1
+
+
 def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
     patience = Patience(overdue=10.0, look=1.0)
     slow = ToyFederation(

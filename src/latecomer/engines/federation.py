@@ -321,8 +321,7 @@ class Federation:
             self._note(Note("introduction", fields))
         else:
             self._note(Note("return", {"device": known.number}))
-        if known.node is not None:
-            self._nodes.pop(known.node, None)  # it has come back before its loss was noticed
+        # A node that it had before may be listed for a while yet: it is not asked again.
         known.node, known.width = node, who.width
         self._nodes[node] = known.number
         self._node_failures.pop(node, None)
@@ -348,19 +347,20 @@ class Federation:
 
     def _answered(self, flight: _Flight, number: int, delivery: Delivery) -> Iterable[Event]:
         device, task = self._devices[flight.device], self.server.open_tasks.get(number)
-        if task is None:
+        if delivery.parcel is None:
+            if task is not None and self._newest.get(number) == delivery.message:
+                yield from self._lost(device, task, delivery.error)
+            return
+        key = self._keys.get(number)
+        if task is None or key is None:  # or closed at this very moment
             fields = {"device": device.number, "task": number}
             reason = "the task is unknown or already closed"
             self._note(Note("refusal", {**fields, "reason": reason}))
-            if device.number not in self.server.working:
+            if task is None and device.number not in self.server.working:
                 yield from self._welcome(device)
             return
-        if delivery.parcel is None:
-            if self._newest.get(number) == delivery.message:
-                yield from self._lost(device, task, delivery.error)
-            return
         try:
-            update = decode_update(delivery.parcel, task, self._keys[number])
+            update = decode_update(delivery.parcel, task, key)
         except Refused as error:
             yield from self._lost(device, task, f"refused: {error}")
             return
