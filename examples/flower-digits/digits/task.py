@@ -1,0 +1,29 @@
+"""The model and the data. Replace both by your own."""
+
+from sklearn.datasets import load_digits
+from torch import Tensor, arange, as_tensor, float32
+
+from latecomer.device.flat import FlatModel, flat_model
+
+
+def model() -> FlatModel:
+    return flat_model("mlp", (64,), 10, (32,))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    found = load_digits()
+    return as_tensor(found.data / 16, dtype=float32), as_tensor(found.target)
+
+
+def part(number: int, parts: int) -> tuple[Tensor, Tensor]:
+    """What one of so many devices has; a real device reads its own data here."""
+    x, y = digits()
+    kept = arange(len(y))
+    kept = kept[kept % 5 != 4][number::parts]
+    return x[kept], y[kept]
+
+
+def test_data() -> tuple[Tensor, Tensor]:
+    """Every fifth digit, which no device has."""
+    x, y = digits()
+    return x[4::5], y[4::5]

@@ -1,0 +1,158 @@
+"""Flower's `Grid` as a `Post`: the server side of a deployment. Needs the extra `flower`.
+
+Only Flower's public interface is used (1.38 or later). Flower is imported when it is needed.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Any
+
+from latecomer.engines.post import Delivery, Kind
+from latecomer.engines.wire import Packed, Parcel
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+log = logging.getLogger(__name__)
+
+# The names of the records in a message. Replies of other Flower apps have the same last two.
+FIELDS, METRICS, ARRAYS, MODEL = "latecomer", "metrics", "arrays", "model"
+NUMPY = "numpy.ndarray"  # Flower's word for .npy
+MESSAGE_TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train"}
+LONGEST_TTL = 14 * 86400.0
+# Flower's error codes are private: these are numbers that were seen.
+ERRORS = {
+    2: "the client raised an error",
+    3: "the message is not available any more",
+    5: "the node is not available",
+    8: "the client process has crashed",
+}
+
+
+def to_records(parcel: Parcel) -> "RecordDict":
+    """The parcel as Flower's records."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+    records = RecordDict({FIELDS: ConfigRecord(dict(parcel.fields))})
+    if parcel.metrics:
+        records[METRICS] = MetricRecord(dict(parcel.metrics))
+    if parcel.array is not None:
+        packed = parcel.array
+        array = Array(packed.dtype, packed.shape, NUMPY, packed.data)
+        records[ARRAYS] = ArrayRecord({MODEL: array})
+    return records
+
+
+def from_records(records: "RecordDict") -> Parcel:
+    """What came, as it came: records that are missing or of another kind leave gaps."""
+    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+
+    told, metrics, arrays = (records.get(name) for name in (FIELDS, METRICS, ARRAYS))
+    packed = None
+    if isinstance(arrays, ArrayRecord) and len(arrays) == 1 and MODEL in arrays:
+        array = arrays[MODEL]
+        if array.stype == NUMPY:
+            packed = Packed(array.dtype, tuple(array.shape), array.data)
+    return Parcel(
+        dict(told) if isinstance(told, ConfigRecord) else {},
+        dict(metrics) if isinstance(metrics, MetricRecord) else {},
+        packed,
+    )
+
+
+def error_of(message: "Message") -> str:
+    """Why there is no reply, in a line."""
+    error = message.error
+    what = ERRORS.get(error.code, f"error {error.code}")
+    lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
+    # The last line of a traceback is the one that says it.
+    return f"{what}: {lines[-1][:200]}" if lines else what
+
+
+class GridPost:
+    """Carries parcels over a `Grid`.
+
+    Every open message has a thread of its own that asks for its reply: one node that uploads
+    slowly, or stops in the middle, keeps nobody else waiting. A reply is fetched within `poll`
+    seconds, because one that waits is lost if its node goes offline.
+    """
+
+    def __init__(self, grid: "Grid", poll: float = 0.5, ttl: float = LONGEST_TTL) -> None:
+        self.grid, self.poll, self.ttl = grid, poll, ttl
+        self._inbox: Queue[Delivery] = Queue()
+        self._open: dict[str, threading.Event] = {}
+        self._last_nodes: Collection[int] = ()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def nodes(self) -> Collection[int]:
+        found = self._tried("ask for nodes", lambda: list(self.grid.get_node_ids()))
+        if found is not None:
+            self._last_nodes = found
+        return self._last_nodes
+
+    def send(self, node: int, kind: Kind, parcel: Parcel) -> str | None:
+        from flwr.app import Message
+
+        message = Message(to_records(parcel), node, MESSAGE_TYPES[kind], ttl=self.ttl)
+        pushed = self._tried("push a message", lambda: set(self.grid.push_messages([message])))
+        number = str(message.metadata.message_id)
+        if not pushed or not number or number not in pushed:
+            return None
+        stop = self._open[number] = threading.Event()
+        name = f"reply-of-node-{node}"
+        threading.Thread(target=self._fetch, args=(number, stop), name=name, daemon=True).start()
+        return number
+
+    def _fetch(self, number: str, stop: threading.Event) -> None:
+        """Ask until the reply is there."""
+        while not stop.wait(self.poll):
+            found = self._tried("pull a reply", lambda: list(self.grid.pull_messages([number])))
+            for reply in found or ():
+                # Errors that the SuperLink makes come from itself, whoever was asked.
+                if reply.metadata.reply_to_message_id == number:
+                    self._inbox.put(_delivery(number, reply))
+                    return
+
+    def collect(self, until: float) -> list[Delivery]:
+        found: list[Delivery] = []
+        try:
+            found.append(self._inbox.get(timeout=max(0.0, until - self.now())))
+            while True:
+                found.append(self._inbox.get_nowait())
+        except Empty:
+            pass
+        for delivery in found:
+            self._open.pop(delivery.message, None)
+        return found
+
+    def forget(self, message: str) -> None:
+        stop = self._open.pop(message, None)
+        if stop is not None:
+            stop.set()
+
+    def close(self) -> None:
+        for message in list(self._open):
+            self.forget(message)
+
+    def _tried(self, what: str, call: Callable[[], Any]) -> Any:
+        """The SuperLink may be away for a while: the next attempt will tell."""
+        try:
+            return call()
+        except Exception as error:  # whatever the transport raises
+            log.warning("could not %s: %s", what, error)
+            return None
+
+
+def _delivery(number: str, reply: "Message") -> Delivery:
+    try:
+        if reply.has_error():
+            return Delivery(number, error=error_of(reply))
+        return Delivery(number, from_records(reply.content))
+    except Exception as error:  # whatever a hostile reply provokes in Flower's own code
+        return Delivery(number, error=f"the reply cannot be read: {error}")

@@ -1,0 +1,79 @@
+"""A Flower `ClientApp` for devices of a deployment. Needs the extra `flower`."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from latecomer.device.flat import FlatModel
+from latecomer.device.networks import Networks
+from latecomer.device.privacy import Privacy
+from latecomer.engines.agent import Agent
+from latecomer.engines.flower import from_records, to_records
+from latecomer.errors import BadInput
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+
+STATE_VARIABLE = "LATECOMER_STATE"
+
+
+def client_app(
+    model: Callable[[], FlatModel | Networks],
+    load_data: Callable[["Context"], tuple[Tensor, Tensor]],
+    privacy: Privacy | None = None,
+    state: Path | None = None,
+) -> "ClientApp":
+    """What runs on every device: `load_data` gives its examples and labels.
+
+    The device is called `device-id` in its node-config; a simulation's partition will do. What it
+    keeps lies in a folder of that name under `state` (else $LATECOMER_STATE, else
+    ~/.latecomer/devices). `width` in the node-config is what it can carry of the model.
+    """
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    def agent(context: "Context") -> Agent:
+        name = device_name(context)
+        width = float(context.node_config.get("width", 1.0))
+        folder = state_folder(state) / name
+        return Agent(name, model(), lambda: load_data(context), folder, privacy, width)
+
+    @app.query()  # type: ignore[untyped-decorator, unused-ignore]
+    def hello(message: "Message", context: "Context") -> "Message":
+        return Message(to_records(agent(context).introduce()), reply_to=message)
+
+    @app.train()  # type: ignore[untyped-decorator, unused-ignore]
+    def train(message: "Message", context: "Context") -> "Message":
+        answer = agent(context).answer(from_records(message.content))
+        return Message(to_records(answer), reply_to=message)
+
+    return app
+
+
+def device_name(context: "Context") -> str:
+    """The stable name of the device behind this node."""
+    config = context.node_config
+    if "device-id" in config:
+        name = str(config["device-id"])
+    elif "partition-id" in config:
+        name = f"partition-{config['partition-id']}"
+    else:
+        raise BadInput('the node has no name: start it with --node-config "device-id=NAME"')
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise BadInput(f"device-id = {name!r}: allowed are up to 100 letters, digits, . _ and -")
+    return name
+
+
+def state_folder(given: Path | None) -> Path:
+    """Where devices keep what outlives them."""
+    if given is not None:
+        return given
+    named = os.environ.get(STATE_VARIABLE)
+    return Path(named) if named else Path.home() / ".latecomer" / "devices"

@@ -1,0 +1,255 @@
+"""Tasks and answers as they travel: flat fields, metrics and at most one array. No pickle.
+
+A parcel knows nothing of Flower. What comes off the wire is hostile: sizes and types are compared
+with what was asked for before a single value is read, and `Refused` says what was wrong. Values
+(finite, in bounds) are left to `core.checks`, which sees every update.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import Offer, Task, TrainSpec, Update
+from latecomer.core.submodel import Submodel, name_of
+
+FLOAT32 = "float32"
+MOST_HEADER = 256  # bytes that .npy may put before the values
+MOST_METRICS = 10_000
+LONGEST_NAME = 200  # of a metric, a device, a sub-model or a key
+
+Scalar = bool | int | float | str
+
+
+class Refused(ValueError):
+    """What a parcel carries cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An array on its way: what it claims to be, and its bytes as .npy."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What one message carries. From a device, nothing in it has been checked."""
+
+    fields: Mapping[str, Any]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    array: Packed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A task as a device gets it, with the names of it and of its run."""
+
+    key: str
+    run: str
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """A device says who it is: `key` is its own secret, by which it is known again.
+
+    `width` is what it can carry of the model.
+    """
+
+    name: str
+    key: str
+    width: float = 1.0
+
+
+def pack(*rows: Tensor) -> Packed:
+    """Vectors of equal length as the rows of one array."""
+    values = np.stack([row.detach().contiguous().numpy() for row in rows])
+    file = BytesIO()
+    np.save(file, values, allow_pickle=False)
+    return Packed(str(values.dtype), values.shape, file.getvalue())
+
+
+def unpack(packed: Packed | None, rows: int, size: int) -> Tensor:
+    """The float32 matrix of that shape; nothing is read or allocated for any other."""
+    if packed is None:
+        raise Refused("there is no array in it")
+    if packed.dtype != FLOAT32:
+        raise Refused(f"the array is of {_short(packed.dtype)}, must be {FLOAT32}")
+    if tuple(packed.shape) != (rows, size):
+        raise Refused(f"the array has shape {_short(packed.shape)}, must be {(rows, size)}")
+    expected = 4 * rows * size
+    if not isinstance(packed.data, bytes) or len(packed.data) > expected + MOST_HEADER:
+        raise Refused(f"the array has more bytes than {rows} x {size} values take")
+    values = packed.data[len(packed.data) - expected :]
+    # The header is read by itself: numpy would allocate whatever shape it claims.
+    if _header(packed.data[: len(packed.data) - expected]) != ((rows, size), False, FLOAT32):
+        raise Refused("the array's bytes are not what it claims to be")
+    return torch.from_numpy(np.frombuffer(values, dtype="<f4").reshape(rows, size).copy())
+
+
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, str] | None:
+    file = BytesIO(head)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            return None
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=256)
+    except Exception:  # numpy parses a header as Python text: it fails in many ways
+        return None
+    if file.tell() != len(head) or dtype.byteorder == ">":
+        return None
+    # In one row both orders are the same.
+    return shape, fortran and shape[0] > 1, dtype.name
+
+
+def encode_task(task: Task, key: str, run: str = "") -> Parcel:
+    """A task with all the models that the device may start from, as rows of one array.
+
+    `key` names the task for ever; numbers may be given anew after a restart of the server. `run`
+    names what the task is part of, over all restarts.
+    """
+    told: dict[str, Scalar] = {
+        "task": key,
+        "run": run,
+        "device": task.device,
+        "number": task.number,
+        "models": 1 + len(task.offers),
+        "submodel": name_of(task.submodel),
+    }
+    told |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
+    models = (task.params, *(offer.params for offer in task.offers))
+    return Parcel(told, array=pack(*models))
+
+
+def decode_task(parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
+    """What the server asks for; `size_of` gives a named sub-model and its number of values.
+
+    Where a model comes from is the server's business: lineages and versions stay at home.
+    """
+    told = parcel.fields
+    key, run, name = (_text(told, field) for field in ("task", "run", "submodel"))
+    models = _whole(told, "models")
+    if not 1 <= models <= 1000:
+        raise Refused(f"models = {models}: allowed is 1 to 1000")
+    submodel, size = size_of(name)
+    rows = unpack(parcel.array, models, size)
+    task = Task(
+        id=0,
+        device=_whole(told, "device"),
+        number=_whole(told, "number"),
+        lineage="",
+        version=0,
+        spec=_spec(told),
+        params=rows[0],
+        submodel=submodel,
+        offers=tuple(Offer("", i, rows[i]) for i in range(1, models)),
+    )
+    return Order(key, run, task)
+
+
+def _spec(told: Mapping[str, Any]) -> TrainSpec:
+    found: dict[str, Any] = {}
+    for each in fields(TrainSpec):
+        default, value = each.default, told.get(f"spec.{each.name}")
+        if value is None:
+            continue  # an older server does not know it
+        if type(default) is float and type(value) is int:
+            value = float(value)
+        if type(value) is not type(default):
+            raise Refused(f"spec.{each.name} is a {type(value).__name__}")
+        found[each.name] = value
+    unknown = {name for name in told if name.startswith("spec.")} - {
+        f"spec.{f.name}" for f in fields(TrainSpec)
+    }
+    if unknown:
+        # To train without it would be to train something else.
+        raise Refused(f"{_short(min(unknown))} is unknown here: the server is newer")
+    return TrainSpec(**found)
+
+
+def encode_update(update: Update, key: str) -> Parcel:
+    """The answer to the task of that key. Its own number stays behind: the key says it all."""
+    told = {
+        "task": key,
+        "silent": update.delta is None,
+        "noise-std": update.noise_std,
+        "choice": update.choice,
+        "epsilon": update.epsilon,
+        "last": update.last,
+    }
+    metrics = {"num-examples": update.num_examples, **update.metrics}
+    return Parcel(told, metrics, None if update.delta is None else pack(update.delta))
+
+
+def decode_update(parcel: Parcel, task: Task, key: str) -> Update:
+    """What a device answers to `task`; Refused if it is no answer to it, or of the wrong form."""
+    told, metrics = parcel.fields, dict(parcel.metrics)
+    if _text(told, "task") != key:
+        raise Refused("it answers another task")
+    if len(metrics) > MOST_METRICS or any(
+        not isinstance(name, str) or len(name) > LONGEST_NAME for name in metrics
+    ):
+        raise Refused(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
+    for name in ("num-examples", "noise-std", "choice", "epsilon", "last", "silent"):
+        if name not in (metrics if name == "num-examples" else told):
+            raise Refused(f"{name!r} is missing")
+    silent = told["silent"]
+    if type(silent) is not bool:
+        raise Refused("silent must be true or false")
+    choice = told["choice"]
+    if type(choice) is int and choice > len(task.offers):
+        # Broadcasts do not reach a device at work: it cannot have gone on from one.
+        raise Refused(f"choice must be the number of a model it was sent, 0 to {len(task.offers)}")
+    if silent and parcel.array is not None:
+        raise Refused("it says that it is silent, and brings an array")
+    delta = None if silent else unpack(parcel.array, 1, task.params.numel())[0]
+    return Update(
+        task.id,
+        delta,
+        metrics.pop("num-examples"),
+        metrics,
+        noise_std=told["noise-std"],
+        choice=choice,
+        epsilon=told["epsilon"],
+        last=told["last"],
+    )
+
+
+def encode_introduction(who: Introduction) -> Parcel:
+    return Parcel({"name": who.name, "key": who.key, "width": who.width})
+
+
+def decode_introduction(parcel: Parcel) -> Introduction:
+    told = parcel.fields
+    name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
+    if not name or not key:
+        raise Refused("a device needs a name and a key")
+    if type(width) not in (int, float) or not 0 < width <= 1:
+        raise Refused("width must be a number above 0, at most 1")
+    return Introduction(name, key, float(width))
+
+
+def _text(told: Mapping[str, Any], name: str) -> str:
+    value = told.get(name)
+    if not isinstance(value, str) or len(value) > LONGEST_NAME:
+        raise Refused(f"{name!r} is missing, or no short text")
+    return value
+
+
+def _whole(told: Mapping[str, Any], name: str) -> int:
+    value = told.get(name)
+    if type(value) is not int or value < 0:
+        raise Refused(f"{name!r} is missing, or no whole number from 0")
+    return value
+
+
+def _short(value: object) -> str:
+    """As much of what a stranger says as a log line can bear."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

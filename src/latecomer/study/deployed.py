@@ -1,0 +1,128 @@
+"""A deployment's folder: the event log and checkpoints from which a new run goes on."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from latecomer.core.messages import Note
+from latecomer.core.params import Layout
+from latecomer.core.server import Server
+from latecomer.device.networks import Networks
+from latecomer.engines.federation import WHOLE, Federation, Patience
+from latecomer.engines.post import Post
+from latecomer.engines.virtual import Bounds
+from latecomer.errors import BadInput
+from latecomer.study.checkpoint import Checkpoints
+from latecomer.study.files import EventLog
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    post: Post,
+    server: Server,
+    folder: str | Path,
+    bounds: Bounds,
+    networks: Networks | None = None,
+    patience: Patience | None = None,
+    every: int = 1,
+) -> str:
+    """Drive `server` over real nodes until a bound is reached; says which.
+
+    In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
+    `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
+    written every so many commits.
+    """
+    try:
+        return Deployment(server, post, Path(folder), networks, patience, every).run(bounds)
+    finally:
+        post.close()
+
+
+class Deployment:
+    """One server over any post, with its folder."""
+
+    def __init__(
+        self,
+        server: Server,
+        post: Post,
+        folder: Path,
+        networks: Networks | None = None,
+        patience: Patience | None = None,
+        every: int = 1,
+        on_commit: Callable[[Server], None] = lambda server: None,
+    ) -> None:
+        self.server, self.folder, self.networks, self.every = server, folder, networks, every
+        self.on_commit = on_commit
+        submodels = WHOLE if networks is None else networks.submodels
+        self.loop = Federation(server, post, patience, submodels, self._log)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoints = Checkpoints(folder / "checkpoint")
+        keep = self._restore()
+        self.events = EventLog(folder / "events.jsonl", keep)
+        self.saved = server.store.commits
+        if keep:
+            self._log(self.loop.now, Note("resume", {"version": self.saved}))
+
+    def run(self, bounds: Bounds) -> str:
+        try:
+            reason = self.loop.run(bounds, self._after_step)
+            self._save()
+            if self.networks is not None:
+                self._write_models(self.networks.whole.layout)
+        finally:
+            self.events.file.close()
+        return reason
+
+    def _after_step(self) -> bool:
+        if self.server.store.commits - self.saved >= self.every:
+            self._save()
+            self.on_commit(self.server)
+        self.events.file.flush()  # who watches should see what is refused at once
+        return True
+
+    def _save(self) -> None:
+        state = {
+            "server": self.server.state(),
+            "loop": self.loop.state(),
+            "events": self.events.file.length(),
+        }
+        commits = self.server.store.commits
+        # A name that no earlier life has used, even for as many commits.
+        self.checkpoints.save(state, f"commits-{commits}-{self.loop.session}-{self.loop.now:.6f}")
+        self.saved = commits
+
+    def _restore(self) -> int:
+        """How much of the event log the checkpoint knows of."""
+        state = self.checkpoints.load()
+        if state is None:
+            return 0
+        try:
+            return self._take_up(state)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(
+                f"{self.checkpoints.folder}: the checkpoint does not fit the run: {error}"
+            ) from error
+
+    def _take_up(self, state: dict[str, Any]) -> int:
+        size = self.server.store.head_params().numel()
+        self.server.restore(state["server"])
+        self.loop.restore(state["loop"])
+        if (found := self.server.store.head_params().numel()) != size:
+            raise ValueError(f"a model of {found} parameters, this one has {size}")
+        return int(state["events"])
+
+    def _log(self, time: float, note: Note) -> None:
+        self.events.write(time, note)
+        if note.kind in ("refusal", "drop", "overdue", "introduction"):
+            log.info("%s %s", note.kind, dict(note.fields))
+
+    def _write_models(self, layout: Layout) -> None:
+        for lineage in sorted(self.server.branches()):
+            name = "model" if lineage == "main" else f"model-{lineage}"
+            tensors = layout.unflatten(self.server.store.head_params(lineage))
+            target = self.folder / f"{name}.safetensors"
+            save_file({key: tensor.clone() for key, tensor in tensors.items()}, target)

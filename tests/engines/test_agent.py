@@ -1,0 +1,144 @@
+"""The device's end: what it answers, what it keeps, and what it never does twice."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from latecomer.core.messages import Offer, Task, TrainSpec
+from latecomer.device.client import LEDGER, Client
+from latecomer.device.disk import DeviceDisk
+from latecomer.device.flat import flat_model
+from latecomer.device.ledger import Ledger
+from latecomer.device.networks import build_networks
+from latecomer.device.privacy import Privacy
+from latecomer.engines.agent import Agent
+from latecomer.engines.wire import Refused, decode_introduction, decode_update, encode_task
+
+MODEL = flat_model("mlp", (4,), 3, (5,))
+SPEC = TrainSpec(local_epochs=1, batch_size=4, lr=0.1)
+PRIVATE = Privacy("gaussian", 2.0, clip=1.0, delta=1e-5)
+
+
+def data():
+    rng = torch.Generator().manual_seed(1)
+    return torch.randn(10, 4, generator=rng), torch.arange(10) % 3
+
+
+def an_agent(folder, privacy=None, model=MODEL, width=1.0):
+    return Agent("kitchen", model, data, folder, privacy, width)
+
+
+def a_task(**changes):
+    return replace(Task(0, 0, 0, "main", 0, SPEC, MODEL.init(1)), **changes)
+
+
+def asked(agent, key="s-0", run="r", **changes):
+    task = a_task(**changes)
+    return decode_update(agent.answer(encode_task(task, key, run)), task, key)
+
+
+def test_it_trains_as_the_same_client_does(tmp_path):
+    agent = an_agent(tmp_path)
+    got = asked(agent)
+    expected = Client(0, MODEL, *data(), agent._seed()).perform(a_task())
+    assert torch.equal(got.delta, expected.delta)
+    assert got.num_examples == 10
+
+
+def test_it_is_known_again_after_a_restart_by_a_key_that_is_not_its_secret(tmp_path):
+    one, two = (decode_introduction(an_agent(tmp_path).introduce()) for _ in range(2))
+    assert one == two
+    assert one.name == "kitchen"
+    assert DeviceDisk(tmp_path).secret().hex() not in one.key
+    other = decode_introduction(an_agent(tmp_path / "other").introduce())
+    assert other.key != one.key
+
+
+@pytest.mark.parametrize("privacy", [None, PRIVATE])
+def test_a_task_that_comes_again_gets_the_same_answer_and_costs_nothing(tmp_path, privacy):
+    first = asked(an_agent(tmp_path, privacy))
+    again = asked(an_agent(tmp_path, privacy))  # another process
+    assert torch.equal(first.delta, again.delta)
+    assert first.epsilon == again.epsilon
+    assert DeviceDisk(tmp_path).load().begun == 1
+
+
+def test_noise_is_never_used_twice_even_if_the_server_counts_anew(tmp_path):
+    agent = an_agent(tmp_path, replace(PRIVATE, where="update", multiplier=1e3))
+    one = asked(agent, "s-0", number=0).delta
+    two = asked(agent, "t-0", number=0).delta
+    assert not torch.allclose(one, two, atol=1.0)
+
+
+def test_noise_is_the_devices_own(tmp_path):
+    privacy = replace(PRIVATE, where="update", multiplier=1e3)
+    one, two = (asked(an_agent(tmp_path / str(i), privacy)).delta for i in range(2))
+    assert not torch.allclose(one, two, atol=1.0)
+
+
+def test_a_number_is_used_up_by_a_task_in_which_the_device_dies(tmp_path):
+    agent = an_agent(tmp_path)
+
+    def killed():
+        raise KeyboardInterrupt
+
+    agent.data = killed
+    with pytest.raises(KeyboardInterrupt):
+        asked(agent)
+    assert DeviceDisk(tmp_path).load().begun == 1
+
+
+def test_the_ledger_grows_over_restarts_and_over_runs(tmp_path):
+    spent = [
+        asked(an_agent(tmp_path, PRIVATE), f"{run}-{i}", run).epsilon
+        for run in ("a", "b")
+        for i in range(2)
+    ]
+    assert spent == sorted(set(spent))
+    kept = DeviceDisk(tmp_path).load()
+    assert sum(count for _, count in Ledger.from_tensor(kept.memory[LEDGER]).history) == 4
+
+
+def test_a_spent_budget_ends_it_for_good(tmp_path):
+    tight = replace(PRIVATE, budget=3.0)
+    answers = [asked(an_agent(tmp_path, tight), f"s-{i}") for i in range(30)]
+    assert answers[-1].last
+    assert answers[-1].delta is None
+    assert max(answer.epsilon for answer in answers) <= 3.0
+
+
+def test_what_a_strategy_had_it_remember_ends_with_the_run(tmp_path):
+    spec = replace(SPEC, balance=0.5)
+    asked(an_agent(tmp_path), "a-0", "a", spec=spec)
+    assert "gradient" in DeviceDisk(tmp_path).load().memory
+    second = asked(an_agent(tmp_path), "b-0", "b", spec=spec)
+    agent = an_agent(tmp_path)
+    alone = Client(0, MODEL, *data(), agent._seed()).perform(a_task(spec=spec, number=1), {})
+    assert torch.equal(second.delta, alone.delta)
+
+
+def test_it_chooses_among_offers(tmp_path):
+    trained = a_task().params
+    for i in range(30):
+        trained = (
+            trained + Client(0, MODEL, *data(), 5).perform(a_task(params=trained, number=i)).delta
+        )
+    update = asked(an_agent(tmp_path), offers=(Offer("b", 1, trained),))
+    assert update.choice == 1
+
+
+def test_it_trains_the_sub_model_that_the_task_names(tmp_path):
+    networks = build_networks("mlp", (4,), 3, (6,), (1.0, 0.5))
+    agent = an_agent(tmp_path, model=networks, width=0.5)
+    half = networks.submodels[0.5]
+    params = half.take(networks.whole.init(1))
+    task = a_task(submodel=half, params=params)
+    update = decode_update(agent.answer(encode_task(task, "k")), task, "k")
+    assert update.delta.numel() == half.size < networks.whole.layout.size
+
+
+def test_a_model_of_another_size_is_refused_untrained(tmp_path):
+    with pytest.raises(Refused, match="shape"):
+        asked(an_agent(tmp_path), params=torch.zeros(7))
+    assert DeviceDisk(tmp_path).load().begun == 0

@@ -1,0 +1,36 @@
+"""What is simulated is what is deployed: the loop gives the models of the virtual engine."""
+
+import pytest
+
+from fake_grid import ToyFederation
+from latecomer.strategies.recipe import recipes
+from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
+
+pytestmark = pytest.mark.parametrize("name", sorted(recipes()))
+KINDS = ("dispatch", "arrival", "commit", "split", "merge", "compensation", "drop", "retire")
+
+
+class AtWork(ToyTrainer):
+    """A node handles one message at a time: no broadcast reaches it in mid-task."""
+
+    def renew(self, task):
+        return False
+
+
+def told(log):
+    """What both must say, at the same moments; only the virtual engine knows of spans."""
+    return [
+        (time, kind, {name: value for name, value in fields.items() if name != "spans"})
+        for time, kind, fields in log
+        if kind in KINDS
+    ]
+
+
+def test_the_loop_and_the_virtual_engine_agree_to_the_bit(name):
+    virtual = ToyRun(toy_server(name), toy_fleet(), trainer=AtWork())
+    virtual.until(60)
+    real = ToyFederation(name)
+    assert real.until(60) == "updates"
+    assert real.heads() == virtual.heads()
+    assert told(real.log) == told(virtual.log)
+    assert real.server.store.versions == virtual.server.store.versions

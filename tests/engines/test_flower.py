@@ -1,0 +1,212 @@
+"""Over Flower's own messages: the same models, and nothing that a node does stops the loop."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the extra 'flower'")
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.supercore.task_identity import TaskIdentity
+
+from latecomer.core.messages import TrainSpec
+from latecomer.core.server import Server
+from latecomer.device.flat import flat_model
+from latecomer.engines.federation import Federation, Patience
+from latecomer.engines.flower import GridPost, from_records, to_records
+from latecomer.engines.flower_client import client_app, device_name
+from latecomer.engines.virtual import Bounds
+from latecomer.engines.wire import Packed, Parcel, pack, unpack
+from latecomer.errors import BadInput
+from latecomer.strategies.recipe import build_strategy
+
+MODEL = flat_model("mlp", (4,), 3, (5,))
+SOON = Patience(poll=0.05, look=0.05, back_off=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch):
+    """What Flower's own processes set before an app runs."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class ThreadGrid:
+    """Flower's `Grid` as far as it is used: nodes are threads that call a ClientApp."""
+
+    def __init__(self, app, nodes):
+        self.app, self.nodes = app, nodes
+        self.replies, self.lock, self.count = {}, threading.Lock(), 0
+        self.down = False
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        if self.down:
+            raise ConnectionError("the SuperLink is away")
+        for message in messages:
+            self.count += 1
+            message.metadata.__dict__["_message_id"] = f"m{self.count}"
+            threading.Thread(target=self._work, args=(message,), daemon=True).start()
+        return [message.metadata.message_id for message in messages]
+
+    def _work(self, message):
+        node = message.metadata.dst_node_id
+        context = Context(1, node, self.nodes[node], RecordDict(), {})
+        try:
+            reply = self.app(message, context)
+        except Exception as error:
+            reply = Message(Error(2, f"Traceback\n  {error}"), reply_to=message)
+        if reply is not None:
+            with self.lock:
+                self.replies[message.metadata.message_id] = reply
+
+    def pull_messages(self, numbers):
+        if self.down:
+            raise ConnectionError("the SuperLink is away")
+        with self.lock:
+            return [self.replies.pop(n) for n in numbers if n in self.replies]
+
+
+def load_data(context):
+    rng = torch.Generator().manual_seed(context.node_id)
+    return torch.randn(12, 4, generator=rng), torch.arange(12) % 3
+
+
+def an_app(folder):
+    return client_app(lambda: flat_model("mlp", (4,), 3, (5,)), load_data, state=folder)
+
+
+def a_loop(grid, log):
+    spec = TrainSpec(local_epochs=1, batch_size=4, lr=0.1)
+    server = Server(MODEL.init(1), build_strategy("fedasync", {}), spec, seed=1)
+    note = lambda time, note: log.append((note.kind, dict(note.fields)))  # noqa: E731
+    return Federation(server, GridPost(grid, poll=0.01), SOON, on_note=note)
+
+
+NODES = {100 + i: {"device-id": f"d{i}"} for i in range(3)}
+TIME = Bounds(updates=12, virtual_seconds=60.0)
+
+
+def test_a_parcel_comes_out_of_records_as_it_went_in():
+    sent = Parcel({"a": 1, "b": "x", "c": True, "d": 0.5}, {"m": 2.0}, pack(torch.randn(3)))
+    got = from_records(to_records(sent))
+    assert dict(got.fields) == sent.fields
+    assert [type(v) for v in got.fields.values()] == [int, str, bool, float]
+    assert got.metrics == sent.metrics
+    assert torch.equal(unpack(got.array, 1, 3), unpack(sent.array, 1, 3))
+
+
+def test_the_array_is_one_that_any_flower_app_can_read():
+    vector = torch.randn(3)
+    records = to_records(Parcel({}, array=pack(vector)))
+    assert records["arrays"]["model"].numpy().tolist() == [vector.tolist()]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"latecomer": MetricRecord({"task": 1})}),
+        RecordDict({"arrays": ConfigRecord({"model": 1})}),
+        RecordDict({"arrays": ArrayRecord({"other": Array(torch.zeros(2).numpy())})}),
+        RecordDict({"arrays": ArrayRecord({"model": Array("float32", (2,), "pickle", b"x")})}),
+    ],
+)
+def test_records_of_another_kind_leave_gaps(records):
+    parcel = from_records(records)
+    assert parcel.fields == {}
+    assert parcel.array is None
+
+
+def test_devices_train_over_flowers_messages(tmp_path):
+    log = []
+    loop = a_loop(ThreadGrid(an_app(tmp_path), NODES), log)
+    before = loop.server.store.head_params().clone()
+    assert loop.run(TIME) == "updates"
+    assert {f["device"] for kind, f in log if kind == "arrival"} == {0, 1, 2}
+    assert not [f for kind, f in log if kind in ("refusal", "drop")]
+    assert not torch.equal(loop.server.store.head_params(), before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d0", "d1", "d2"]
+
+
+def test_a_client_that_raises_is_named_and_the_others_go_on(tmp_path):
+    honest, log = an_app(tmp_path), []
+
+    def app(message, context):
+        if context.node_id == 101 and message.metadata.message_type == "train":
+            raise RuntimeError("out of memory")
+        return honest(message, context)
+
+    assert a_loop(ThreadGrid(app, NODES), log).run(TIME) == "updates"
+    reasons = {f["reason"] for kind, f in log if kind == "drop"}
+    assert reasons == {"the client raised an error: out of memory"}
+
+
+def test_a_stalled_reply_keeps_nobody_waiting(tmp_path):
+    honest, log = an_app(tmp_path), []
+    grid = ThreadGrid(honest, NODES)
+    pull = grid.pull_messages
+
+    def stalls(numbers):
+        found = pull(numbers)
+        if any(m.metadata.src_node_id == 101 and "arrays" in m.content for m in found):
+            time.sleep(30)
+        return found
+
+    grid.pull_messages = stalls
+    began = time.monotonic()
+    assert a_loop(grid, log).run(TIME) == "updates"
+    assert time.monotonic() - began < 20
+
+
+def test_a_superlink_that_is_away_for_a_while_is_survived(tmp_path):
+    log = []
+    grid = ThreadGrid(an_app(tmp_path), NODES)
+    loop = a_loop(grid, log)
+    loop.run(Bounds(updates=4, virtual_seconds=60.0))
+    grid.down = True
+    threading.Timer(0.5, lambda: setattr(grid, "down", False)).start()
+    assert loop.run(TIME) == "updates"
+
+
+def test_a_hostile_reply_is_refused(tmp_path):
+    honest, log = an_app(tmp_path), []
+    huge = Packed("float32", (1, MODEL.layout.size), b"\x93NUMPY" + b"0" * 10_000)
+
+    def app(message, context):
+        reply = honest(message, context)
+        if context.node_id == 101 and message.metadata.message_type == "train":
+            told = from_records(reply.content)
+            return Message(to_records(Parcel(told.fields, told.metrics, huge)), reply_to=message)
+        return reply
+
+    assert a_loop(ThreadGrid(app, NODES), log).run(TIME) == "updates"
+    assert all("more bytes" in f["reason"] for kind, f in log if kind == "drop")
+    assert any(kind == "drop" for kind, _ in log)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [({"device-id": "a"}, "a"), ({"device-id": 7}, "7"), ({"partition-id": 3}, "partition-3")],
+)
+def test_a_device_is_named_by_its_node_config(config, name):
+    assert device_name(Context(1, 5, config, RecordDict(), {})) == name
+
+
+@pytest.mark.parametrize("config", [{}, {"device-id": "../../etc"}, {"device-id": "a b"}])
+def test_a_device_without_a_usable_name_says_so(config):
+    with pytest.raises(BadInput):
+        device_name(Context(1, 5, config, RecordDict(), {}))

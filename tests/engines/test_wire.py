@@ -1,0 +1,222 @@
+"""What travels comes out as it went in; what is malformed is refused before it is read."""
+
+from dataclasses import fields, replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+
+from latecomer.core.messages import Offer, Task, TrainSpec, Update
+from latecomer.core.submodel import Submodel
+from latecomer.engines.wire import (
+    MOST_METRICS,
+    Introduction,
+    Packed,
+    Parcel,
+    Refused,
+    decode_introduction,
+    decode_task,
+    decode_update,
+    encode_introduction,
+    encode_task,
+    encode_update,
+    pack,
+    unpack,
+)
+
+SIZE = 5
+HALF = Submodel("width-0.5", torch.tensor([0, 2]))
+
+
+def a_task(**changes):
+    task = Task(7, 3, 2, "main", 4, TrainSpec(lr=0.1, prox=0.5), torch.randn(SIZE))
+    return replace(task, **changes)
+
+
+def an_update(**changes):
+    update = Update(7, torch.randn(SIZE), 12, {"loss_rms": 0.5}, 0.1, 0, 1.5, False)
+    return replace(update, **changes)
+
+
+def whole(name):
+    if name == "width-0.5":
+        return HALF, 2
+    if name:
+        raise Refused(f"no network for {name!r}")
+    return None, SIZE
+
+
+def test_a_task_comes_out_as_it_went_in():
+    spec = TrainSpec(
+        3, 8, 0.2, 0.1, "adam", 0.3, 0.4, 1.5, True, 0.7, True, True, 0.2, 1, 0.3, True
+    )
+    assert all(getattr(spec, f.name) != f.default for f in fields(TrainSpec))
+    offers = (Offer("b", 9, torch.randn(SIZE)), Offer("c", 8, torch.randn(SIZE)))
+    sent = a_task(spec=spec, offers=offers)
+    order = decode_task(encode_task(sent, "s-7", "run 1"), whole)
+    assert (order.key, order.run) == ("s-7", "run 1")
+    task = order.task
+    assert (task.device, task.number, task.spec) == (3, 2, spec)
+    assert torch.equal(task.params, sent.params)
+    for ours, theirs in zip(task.offers, offers, strict=True):
+        assert torch.equal(ours.params, theirs.params)
+
+
+def test_a_task_says_nothing_of_where_its_model_comes_from():
+    parcel = encode_task(a_task(lineage="cluster of the ill"), "k")
+    assert "cluster of the ill" not in str(parcel.fields)
+
+
+def test_a_submodel_travels_by_name():
+    sent = a_task(submodel=HALF, params=torch.randn(2))
+    task = decode_task(encode_task(sent, "k"), whole).task
+    assert task.submodel is HALF
+    assert torch.equal(task.params, sent.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"spec.lr": "fast"}, "spec.lr is a str"),
+        ({"spec.local_epochs": True}, "spec.local_epochs is a bool"),
+        ({"spec.new": 1}, "the server is newer"),
+        ({"models": 2}, "shape"),
+        ({"models": 0}, "models = 0"),
+        ({"models": 10**9}, "allowed is 1 to 1000"),
+        ({"submodel": "wide"}, "no network"),
+        ({"task": 5}, "'task' is missing"),
+    ],
+)
+def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
+    parcel = encode_task(a_task(), "k")
+    with pytest.raises(Refused, match=reason):
+        decode_task(Parcel({**parcel.fields, **changes}, array=parcel.array), whole)
+
+
+def test_a_spec_of_an_older_server_has_the_defaults():
+    parcel = encode_task(a_task(), "k")
+    told = {name: value for name, value in parcel.fields.items() if name != "spec.carry"}
+    assert decode_task(Parcel(told, array=parcel.array), whole).task.spec == a_task().spec
+
+
+def test_an_update_comes_out_as_it_went_in():
+    sent = an_update(last=True)
+    got = decode_update(encode_update(sent, "k"), a_task(), "k")
+    assert torch.equal(got.delta, sent.delta)
+    for name in ("task_id", "num_examples", "metrics", "noise_std", "choice", "epsilon", "last"):
+        assert getattr(got, name) == getattr(sent, name)
+
+
+def test_a_sign_of_life_has_no_array():
+    parcel = encode_update(an_update(delta=None), "k")
+    assert parcel.array is None
+    assert decode_update(parcel, a_task(), "k").delta is None
+
+
+def npy(values):
+    file = BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+GOOD = np.zeros((1, SIZE), dtype="float32")
+HUGE = npy(GOOD).replace(b"(1, 5), ", b"(1, 500000000), ")
+
+
+@pytest.mark.parametrize(
+    ("packed", "reason"),
+    [
+        (None, "no array"),
+        (Packed("float64", (1, SIZE), npy(GOOD.astype("float64"))), "must be float32"),
+        (Packed("float32", (1, SIZE + 1), npy(GOOD)), "shape"),
+        (Packed("float32", (SIZE,), npy(GOOD[0])), "shape"),
+        (Packed("float32", (1, SIZE), npy(np.zeros((1, 5000), "float32"))), "more bytes"),
+        (Packed("float32", (1, SIZE), npy(GOOD.astype("float64"))), "not what it claims"),
+        (Packed("float32", (1, SIZE), npy(GOOD.astype("int32"))), "not what it claims"),
+        (Packed("float32", (1, SIZE), npy(GOOD.astype(">f4"))), "not what it claims"),
+        (Packed("float32", (1, SIZE), npy(GOOD)[:-4]), "not what it claims"),
+        (Packed("float32", (1, SIZE), HUGE), "not what it claims"),
+        (Packed("float32", (1, SIZE), b""), "not what it claims"),
+        (Packed("float32", (1, SIZE), b"\x80\x04pickle"), "not what it claims"),
+        (Packed("float32", (1, SIZE), "text"), "more bytes"),
+    ],
+)
+def test_an_array_is_what_was_asked_for_or_refused(packed, reason):
+    with pytest.raises(Refused, match=reason):
+        unpack(packed, 1, SIZE)
+
+
+def test_an_array_of_objects_is_refused_unread():
+    hostile = Packed("float32", (1, SIZE), npy(np.array([[print] * SIZE], dtype=object)))
+    with pytest.raises(Refused):
+        unpack(hostile, 1, SIZE)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", [1, 6, 70_000])
+def test_arrays_of_any_size_pass(rows, size):
+    vectors = [torch.randn(size) for _ in range(rows)]
+    assert torch.equal(unpack(pack(*vectors), rows, size), torch.stack(vectors))
+
+
+def test_what_is_unpacked_may_be_written_into():
+    unpack(pack(torch.zeros(SIZE)), 1, SIZE)[0].add_(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"task": "another"}, "another task"),
+        ({"silent": True}, "brings an array"),
+        ({"silent": 1}, "silent must be"),
+        ({"choice": 1}, "choice"),
+    ],
+)
+def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
+    parcel = encode_update(an_update(), "k")
+    with pytest.raises(Refused, match=reason):
+        decode_update(
+            Parcel({**parcel.fields, **changes}, parcel.metrics, parcel.array), a_task(), "k"
+        )
+
+
+@pytest.mark.parametrize("name", ["task", "silent", "choice", "epsilon", "last", "noise-std"])
+def test_a_missing_field_is_named(name):
+    parcel = encode_update(an_update(), "k")
+    told = {n: value for n, value in parcel.fields.items() if n != name}
+    with pytest.raises(Refused, match=name):
+        decode_update(Parcel(told, parcel.metrics, parcel.array), a_task(), "k")
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{}, {"num-examples": 1, "x" * 300: 1.0}, {f"m{i}": 0 for i in range(MOST_METRICS + 1)}],
+)
+def test_impossible_metrics_are_refused(metrics):
+    parcel = encode_update(an_update(), "k")
+    with pytest.raises(Refused):
+        decode_update(Parcel(parcel.fields, metrics, parcel.array), a_task(), "k")
+
+
+def test_an_introduction_comes_out_as_it_went_in():
+    who = Introduction("kitchen", "abc", 0.5)
+    assert decode_introduction(encode_introduction(who)) == who
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"name": "a", "key": "b"},
+        {"name": "", "key": "b", "width": 1.0},
+        {"name": "a" * 300, "key": "b", "width": 1.0},
+        {"name": "a", "key": 5, "width": 1.0},
+        {"name": "a", "key": "b", "width": True},
+        {"name": "a", "key": "b", "width": float("nan")},
+        {"name": "a", "key": "b", "width": 2.0},
+    ],
+)
+def test_an_introduction_of_the_wrong_form_is_refused(told):
+    with pytest.raises(Refused):
+        decode_introduction(Parcel(told))

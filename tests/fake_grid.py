@@ -1,0 +1,132 @@
+"""A grid in the same process, in virtual time: nodes answer when a fleet says that they would."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from latecomer.engines.federation import Federation, Patience
+from latecomer.engines.post import Delivery
+from latecomer.engines.virtual import Bounds
+from latecomer.engines.wire import (
+    Introduction,
+    Parcel,
+    decode_task,
+    encode_introduction,
+    encode_update,
+)
+from latecomer.fleet.fleet import Fleet
+from toy import EXAMPLES, SIZE, ToyTrainer, toy_fleet, toy_server
+
+Answer = Callable[[str, Parcel], Parcel | str | None]
+
+
+@dataclass
+class ToyNode:
+    """The device `name` behind a node. An answer that is a text is an error, None never comes."""
+
+    name: str
+    key: str = ""
+    trainer: ToyTrainer = field(default_factory=ToyTrainer)
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, kind: str, parcel: Parcel) -> Parcel | str | None:
+        if kind == "hello":
+            return encode_introduction(
+                Introduction(self.name, self.key or f"secret of {self.name}")
+            )
+        order = decode_task(parcel, lambda name: (None, SIZE))
+        self.asked.append(order.key)
+        return self.reply(encode_update(self.trainer.update(order.task), order.key))
+
+    def reply(self, honest: Parcel) -> Parcel | str | None:
+        return honest
+
+
+class FakePost:
+    """Node i needs as long as device i of the fleet; introductions take no time."""
+
+    def __init__(self, fleet: Fleet, nodes: dict[int, Answer]) -> None:
+        self.fleet, self.answers = fleet, dict(nodes)
+        self.time = 0.0
+        self.rejects: set[int] = set()
+        self.sent: list[tuple[float, int, str]] = []
+        self._heap: list[tuple[float, int, Delivery]] = []
+        self._numbers: dict[int, int] = {}
+        self._ids = count()
+
+    def now(self) -> float:
+        return self.time
+
+    def nodes(self) -> list[int]:
+        return list(self.answers)
+
+    def send(self, node: int, kind: str, parcel: Parcel) -> str | None:
+        if node not in self.answers or node in self.rejects:
+            return None
+        number = next(self._ids)
+        self.sent.append((self.time, node, kind))
+        arrives = self.time if kind == "hello" else self._arrives(node, parcel)
+        answer = self.answers[node](kind, parcel)
+        if answer is not None and arrives is not None:
+            parts = (None, answer) if isinstance(answer, str) else (answer, "")
+            heapq.heappush(self._heap, (arrives, number, Delivery(f"m{number}", *parts)))
+        return f"m{number}"
+
+    def _arrives(self, node: int, parcel: Parcel) -> float | None:
+        turn = self._numbers[node] = self._numbers.get(node, -1) + 1
+        size = 4 * parcel.array.shape[1]
+        models = parcel.array.shape[0]
+        device = node % len(self.fleet.devices)
+        return self.fleet.journey(device, turn, self.time, EXAMPLES, models * size, size).arrives
+
+    def again(self, delivery: Delivery, after: float = 0.0) -> None:
+        """Something comes that nobody asked for."""
+        heapq.heappush(self._heap, (self.time + after, next(self._ids), delivery))
+
+    def collect(self, until: float) -> list[Delivery]:
+        if not self._heap or self._heap[0][0] > until:
+            self.time = max(self.time, until)
+            return []
+        self.time, found = self._heap[0][0], []
+        while self._heap and self._heap[0][0] == self.time:
+            found.append(heapq.heappop(self._heap)[2])
+        return found
+
+    def forget(self, message: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class ToyFederation:
+    """The federation loop over the toy problem, on the fake grid."""
+
+    strategy: str = "fedasync"
+    nodes: dict[int, Answer] | None = None
+    patience: Patience = field(default_factory=Patience)
+    session: str = "s"
+    options: dict = field(default_factory=dict)
+    log: list = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        fleet = toy_fleet()
+        honest = {i: ToyNode(f"toy-{i}") for i in range(len(fleet.devices))}
+        self.post = FakePost(fleet, honest | (self.nodes or {}))
+        self.server = toy_server(self.strategy, self.options)
+        self.loop = Federation(
+            self.server,
+            self.post,
+            self.patience,
+            on_note=lambda time, note: self.log.append((time, note.kind, dict(note.fields))),
+            session=self.session,
+        )
+
+    def until(self, updates: int = 0, **bounds: float) -> str:
+        return self.loop.run(Bounds(updates, **bounds))
+
+    def lines(self, kind: str) -> list[dict]:
+        return [fields for _, k, fields in self.log if k == kind]
+
+    def heads(self) -> dict[str, list[float]]:
+        store = self.server.store
+        return {name: store.head_params(name).tolist() for name in store.lineages}
