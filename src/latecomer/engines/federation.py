@@ -29,6 +29,7 @@ from latecomer.core.messages import (
     Left,
     Note,
     Ready,
+    Received,
     Send,
     Stop,
     Task,
@@ -111,7 +112,9 @@ class _Again:
     device: int
 
 
-_Item = Ready | Due | Failed | Left | Delivery | _Overdue | _GiveUp | _HelloAgain | _Again
+_Item = (
+    Ready | Due | Failed | Left | Received | Delivery | _Overdue | _GiveUp | _HelloAgain | _Again
+)
 ROUNDING = 1e-9  # seconds; the sum of the lives of a run is not exact
 
 
@@ -283,7 +286,7 @@ class Federation:
             case _Again(device):
                 if self.now >= self._devices[device].waits_until:
                     yield from self._welcome(self._devices[device])
-            case Ready() | Due() | Failed() | Left():
+            case Ready() | Due() | Failed() | Left() | Received():
                 yield item
 
     def _delivered(self, delivery: Delivery) -> Iterable[Event]:
@@ -424,6 +427,7 @@ class Federation:
                     self._send(task)
             case Broadcast(tasks):
                 fields = {"devices": [t.device for t in tasks], "reason": "they are at work"}
+                self._push(self.now, Received(tuple((t.id, ()) for t in tasks)))
                 self._note(Note("undelivered", fields))
             case Later(seconds, Ready() as ready):
                 # Repairs queue up behind each other, as they do in the simulation.
@@ -478,7 +482,7 @@ class Federation:
 
     def state(self) -> dict[str, Any]:
         """What a new life needs beside the server's own state. Nodes introduce themselves anew."""
-        kept = Ready | Due | Failed
+        kept = Ready | Due | Failed | Received
         timers = [each for each in self._heap if isinstance(each[2], kept)]
         timers += [(self.now, c, item) for c, item in self._pending if isinstance(item, kept)]
         keys = {task: key for task, key in self._keys.items() if task in self.server.open_tasks}
