@@ -57,32 +57,68 @@ GRID = {
 } | {f"{name}, lr 0.01 (the paper's)": tuned(name, 0.01, 0.6, "own") for name in (PRIVA, FULL)}
 
 
+MNIST_GRID = {
+    f"{level}: {name}, lr {lr}, weight {weight}, {decay}": {
+        **tuned(name, lr, weight, decay),
+        **LEVELS[level],
+    }
+    for level, rates in {
+        "5 printed": (0.3, 1.0),
+        "1 printed": (0.1, 0.3),
+    }.items()
+    for name in (PRIVA, FULL)
+    for lr in rates
+    for weight, decay in ((0.6, "own"), (0.2, "flat"))
+}
+
+
 def dotted(changes: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}": v for name, section in changes.items() for key, v in section.items()}
 
 
-# What the search on digits found best, as (lr, weight, decay). Levels that were not searched take
-# those of the level with the nearest noise.
-BEST = {
+# What the searches found best, as (lr, weight, decay). What was not searched ("1 true" on digits,
+# half the levels on MNIST) takes that of the nearest noise.
+Setting = tuple[float, float, str]
+BEST: dict[str, dict[str, Setting]] = {
     PRIVA: {
         "none": (0.3, 0.6, "own"),
+        "10 printed": (1.0, 0.6, "own"),
         "5 printed": (1.0, 0.2, "own"),
         "1 printed": (0.1, 0.6, "own"),
+        "10 true": (0.3, 0.2, "own"),
         "5 true": (0.1, 0.6, "own"),
+        "1 true": (0.1, 0.6, "own"),
     },
     FULL: {
         "none": (0.3, 0.6, "own"),
+        "10 printed": (1.0, 0.6, "own"),
         "5 printed": (1.0, 0.6, "own"),
         "1 printed": (0.3, 0.2, "flat"),
+        "10 true": (0.3, 0.6, "own"),
         "5 true": (0.1, 0.6, "own"),
+        "1 true": (0.1, 0.6, "own"),
     },
 }
-NEAREST = {"10 printed": "5 printed", "10 true": "1 printed", "1 true": "5 true"}
-AT_BEST = {
-    f"{name}, best @ {level}": {**tuned(name, *BEST[name][NEAREST.get(level, level)]), **changes}
-    for name in (PRIVA, FULL)
-    for level, changes in LEVELS.items()
-} | {"heterofl @ none": {**method("heterofl"), **LEVELS["none"]}}
+ON_MNIST: dict[str, Setting] = {  # the same for both methods
+    "none": (0.3, 0.6, "own"),
+    "10 printed": (1.0, 0.6, "own"),
+    "5 printed": (1.0, 0.6, "own"),
+    "1 printed": (0.3, 0.6, "own"),
+    "10 true": (0.3, 0.6, "own"),
+    "5 true": (0.3, 0.2, "flat"),
+    "1 true": (0.1, 0.2, "flat"),
+}
+
+
+def at_best(settings: Mapping[str, Mapping[str, Setting]]) -> dict[str, dict[str, Any]]:
+    return {
+        f"{name} @ {level}": {**tuned(name, *settings[name][level]), **changes}
+        for name in (PRIVA, FULL)
+        for level, changes in LEVELS.items()
+    }
+
+
+HETEROFL = {"heterofl @ none": {**method("heterofl"), **LEVELS["none"]}}
 AS_IT_COMES = {
     f"{name} @ {level}": {**method(name), **changes}
     for name in (PRIVA, FULL)
@@ -93,28 +129,64 @@ WIDTHS = {
     "sub-models": method(PRIVA),
     "sub-models, measured": {**method(PRIVA), "submodels": {"level": "measured"}},
     "whole models": {**method(PRIVA), **WHOLE},
+    "all at 0.25": {**method(PRIVA), "submodels": {"widths": [0.25], "shares": [1.0]}},
     "heterofl": method("heterofl"),
     "heterofl, whole models": {**method("heterofl"), **WHOLE},
 }
 
 
-def budget(epsilon: float, **changes: Any) -> dict[str, Any]:
+def budget(name: str, lr: float, clip: float, total: float = 10.0, **more: Any) -> dict[str, Any]:
     """So much in all, for as many tasks as a fast device does in a run."""
-    return privacy(epsilon=epsilon, mode="whole-run", **changes)
+    noise = {"epsilon": total, "clip": clip, "mode": "whole-run", "tasks": 75, **more}
+    return {**method(name), "training": {"lr": lr}, **privacy(**noise)}
 
+
+def with_more(changes: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
+    return {**changes, **{key: {**changes.get(key, {}), **new} for key, new in sections.items()}}
+
+
+SMALL = {"name": "mlp", "hidden": [32]}
+ALL = {"batch_size": 10**6}
+BUDGETS = {
+    f"{name} @ {label}": changes
+    for name in (PRIVA, FULL)
+    for label, changes in {
+        "10, shuffled": budget(name, 0.1, 2.0),
+        "10, full batches": with_more(budget(name, 3.0, 1.0), training=ALL),
+        "10, update": budget(name, 0.3, 0.3, where="update"),
+        "10, poisson": budget(name, 0.1, 2.0, sampling="poisson"),
+        "10, poisson, 40 tasks": budget(name, 0.1, 2.0, sampling="poisson", tasks=40),
+        "none, small": {**tuned(name, 0.3, 0.6, "own"), **LEVELS["none"], "model": SMALL},
+        "10, poisson, small": {**budget(name, 0.3, 1.0, sampling="poisson"), "model": SMALL},
+        "1, poisson, small": {**budget(name, 0.1, 1.0, 1.0, sampling="poisson"), "model": SMALL},
+    }.items()
+}
+MNIST_BUDGETS = {
+    f"{name} @ {total:g}, poisson": budget(name, 0.2, 0.5, total, sampling="poisson")
+    for name in (PRIVA, FULL)
+    for total in (10.0, 1.0)
+}
+MNIST_ALL = {
+    "none, lr 0.01 (the paper's)": {**tuned(PRIVA, 0.01, 0.6, "own"), **LEVELS["none"]},
+    "1 printed, lr 0.01 (the paper's)": {**tuned(PRIVA, 0.01, 0.6, "own"), **LEVELS["1 printed"]},
+    "1 printed, lr 0.1": {**tuned(PRIVA, 0.1, 0.6, "own"), **LEVELS["1 printed"]},
+    "10 in all, poisson": budget(PRIVA, 0.2, 0.5, sampling="poisson"),
+}
 
 STUDIES: dict[str, Study] = {
     "digits-search": Study(
         DIGITS,
         GRID,
-        points={
-            level: dotted(LEVELS[level]) for level in ("none", "5 printed", "1 printed", "5 true")
-        },
+        points={level: dotted(changes) for level, changes in LEVELS.items() if level != "1 true"},
     ),
-    "digits": Study(DIGITS, AS_IT_COMES | AT_BEST),
-    "mnist": Study(MNIST, AT_BEST),
+    "digits": Study(DIGITS, AS_IT_COMES | HETEROFL),
+    "digits-best": Study(DIGITS, at_best(BEST)),
+    "mnist-search": Study(MNIST, MNIST_GRID),
+    "mnist": Study(MNIST, at_best({PRIVA: ON_MNIST, FULL: ON_MNIST}) | HETEROFL),
+    "mnist-all": Study(MNIST, MNIST_ALL, points={"": {"data.per_device": 0}}),
+    "digits-budget": Study(DIGITS, BUDGETS),
+    "mnist-budget": Study(MNIST, MNIST_BUDGETS),
     "digits-widths": Study(DIGITS, WIDTHS, points={"": dotted(LEVELS["none"])}),
-    "mnist-widths": Study(MNIST, WIDTHS, points={"": dotted(LEVELS["none"])}),
 }
 
 
@@ -156,7 +228,7 @@ def by_width(result: Any) -> dict[str, float]:
     experiment = experiment_of(result)
     networks, test = experiment.networks, experiment.federation.test
     params = networks.whole.layout.flatten(load_file(result.folder / "model.safetensors"))
-    found = {}
+    found = {f"width {width:g}": np.nan for width in (1.0, 0.75, 0.5, 0.25)}
     with torch.no_grad():
         for width, submodel in networks.submodels.items():
             logits = networks(submodel).logits(take(params, submodel), test.x)
@@ -171,8 +243,9 @@ def effort(result: Any) -> dict[str, float]:
     networks, devices = experiment.networks, experiment.fleet.devices
     works = {4 * networks(s).layout.size: networks.work(s) for s in networks.submodels.values()}
     arrivals = events[events["event"] == "arrival"]
-    slow = arrivals[[devices[device].group == "slow" for device in arrivals["device"]]]
+    slow = arrivals[[devices[int(device)].group == "slow" for device in arrivals["device"]]]
     return {
+        "accuracy": measures(result)["accuracy"],
         "virtual s": result.summary["virtual_seconds"],
         "MB up": result.summary["bytes"]["up"] / 1e6,
         "MB down": result.summary["bytes"]["down"] / 1e6,
@@ -320,17 +393,21 @@ REPORTS: dict[str, Callable[[str], None]] = {"ledger": ledger_report, "sizes": s
 
 
 def told(runs: Runs) -> str:
-    """The tables of a study: of methods at several levels, of those with sub-models, of others."""
+    """The tables of a study: of methods at several levels of noise, and of what has no noise."""
     some = by_method(runs)
-    groups = [
-        {x: some.pop(x) for x in list(some) if sort in x and "heterofl" not in x}
-        for sort in (", best @ ", " @ ")
-    ]
-    tables = [told_by_level(group) for group in groups if group]
-    for of in (measures, effort, by_width) if set(WIDTHS) <= set(some) else (measures,):
-        rows = {label: [of(r) for r in results] for label, results in some.items()}
-        tables.append(table(rows, DECIMALS))
+    clear = {x: runs for x, runs in some.items() if not runs[0].summary["epsilon"]}
+    levelled = {x: runs for x, runs in some.items() if " @ " in x and not x.startswith("heterofl")}
+    if levelled:
+        tables = [told_by_level(levelled)]
+    else:
+        tables = [rows_of(some, measures)]
+    if clear:
+        tables += [rows_of(clear, of) for of in (effort, by_width)]
     return "\n\n".join(tables)
+
+
+def rows_of(some: Mapping[str, list[Any]], of: Callable[[Any], dict[str, float]]) -> str:
+    return table({label: [of(run) for run in runs] for label, runs in some.items()}, DECIMALS)
 
 
 def draw(folder: Path, study: str, runs: Runs) -> None:
