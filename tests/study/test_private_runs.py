@@ -383,3 +383,9 @@ def test_killed_and_resumed_it_spends_the_same(tiny: MakeConfig, tmp_path: Path,
     assert one["epsilon"]["max"] > 0
     tables = [pd.read_csv(f / "metrics.csv").drop(columns="wall_seconds") for f in (whole, cut)]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
+
+
+def test_a_budget_without_noise_is_refused(start: Start) -> None:
+    """Else somebody would believe in a protection that is not there."""
+    with pytest.raises(BadInput, match="privacy is switched off"):
+        start("privacy.budget=3.0")

@@ -341,6 +341,11 @@ class Experiment:
 
     def _check_privacy(self) -> None:
         if not self.config.privacy.epsilon:
+            if budget := self.config.privacy.budget:
+                raise BadInput(
+                    f"privacy.budget = {budget:g}: privacy is switched off by privacy.epsilon = 0;"
+                    " give an epsilon above 0, or no budget"
+                )
             return
         if needs := self._strategy().needs:
             raise BadInput(
