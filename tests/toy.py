@@ -60,7 +60,7 @@ def toy_fleet(devices: int = 5, **profile: float) -> Fleet:
 
 
 def toy_server(strategy: str, options: dict | None = None) -> Server:
-    quick = QUICK if strategy.startswith("feddc") else {}
+    quick = QUICK if strategy.startswith(("feddc", "latecomer")) else {}
     return Server(
         torch.zeros(SIZE),
         build_strategy(strategy, {**quick, **(options or {})}),

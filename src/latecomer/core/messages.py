@@ -29,6 +29,7 @@ class TrainSpec:
     last_layer_only: bool = False
     lr_scale: float = 1.0
     feedback: bool = False  # send how well the model fits, see device/feedback.py
+    hold_back: bool = True  # what is judged by is not trained on
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise

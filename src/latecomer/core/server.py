@@ -266,19 +266,22 @@ class Server:
                 self._homes.update(dict.fromkeys(devices, child))
                 fields = {"lineage": parent, "into": child, "devices": list(devices)}
                 out.append(Note("split", fields))
-            case Absorb(into, gone, params):
+            case Absorb(into, gone, params, reason):
                 self._commit(Commit(into, params, 0), out)
                 self.absorb(into, gone)
-                out.append(Note("merge", {"lineage": gone, "into": into}))
-            case Spread(lineage):
-                self._spread(lineage, out)
+                why = {"reason": reason} if reason else {}
+                out.append(Note("merge", {"lineage": gone, "into": into, **why}))
+            case Spread(lineage, behind):
+                self._spread(lineage, behind, out)
 
-    def _spread(self, lineage: str, out: list[Command]) -> None:
+    def _spread(self, lineage: str, behind: int, out: list[Command]) -> None:
         version, told = self.store.head(lineage), list[Task]()
         for device, task_id in self.working.items():
             task = self.open_tasks.get(task_id)
             # What it was sent last decides: its task may be of a lineage that was absorbed.
             if task is None or self.home(device) != lineage or task.versions[-1] == version:
+                continue
+            if behind > 1 and self.store.staleness(task.versions[-1], lineage) < behind:
                 continue
             task.broadcasts += (self._offer(lineage, task.submodel),)
             self.store.pin(version)

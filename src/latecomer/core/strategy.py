@@ -95,17 +95,19 @@ class Split(NamedTuple):
 
 
 class Absorb(NamedTuple):
-    """Commit `params` to `into` and close `gone`, whose devices follow."""
+    """Commit `params` to `into` and close `gone`, whose devices follow; the log may tell why."""
 
     into: str
     gone: str
     params: Tensor
+    reason: str = ""
 
 
 class Spread(NamedTuple):
-    """Broadcast the head of a lineage to those who work on an older version of it."""
+    """Broadcast the head of a lineage to those who work on a version so many commits older."""
 
     lineage: str
+    behind: int = 1
 
 
 Route = Callable[[Contribution, ServerView], str]

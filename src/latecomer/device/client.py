@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Task, Update
+from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
@@ -84,7 +84,7 @@ class Client:
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task, whenever and wherever it is executed."""
         rng, n = task_rng(self.seed, self.device, task.number), len(self.data(task)[1])
-        if not task.spec.feedback:
+        if not _holds_back(task.spec):
             return plan_batches(n, task.spec, rng)
         kept, _ = self.parts(n)
         plan = plan_batches(len(kept), task.spec, rng)
@@ -106,7 +106,7 @@ class Client:
     def judged_by(self, task: Task) -> tuple[Tensor, Tensor]:
         """The examples by which models are judged and chosen."""
         x, y = self.data(task)
-        if not task.spec.feedback:
+        if not _holds_back(task.spec):
             return x, y
         _, held = self.parts(len(y))
         return x[held], y[held]
@@ -121,7 +121,7 @@ class Client:
         trained = judged = len(self.data(task)[1])
         if self.privacy is not None:
             looks = 0  # what it saw could not be told
-        elif task.spec.feedback:
+        elif _holds_back(task.spec):
             trained, judged = map(len, self.parts(trained))
         passes = trained * task.spec.local_epochs + judged * looks / 3
         return passes * self.networks.work(task.submodel)
@@ -218,3 +218,7 @@ class Client:
             last=not privacy.may_release(ledger, n, spec),
         )
         return release(update, private=True)
+
+
+def _holds_back(spec: TrainSpec) -> bool:
+    return spec.feedback and spec.hold_back

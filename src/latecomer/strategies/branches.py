@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import MAIN, Contribution
+from latecomer.core.messages import MAIN, Contribution, TrainSpec
 from latecomer.core.strategy import Absorb, Assignment, ServerView
 from latecomer.core.submodel import covered, take
 from latecomer.strategies.quota import quota
@@ -33,6 +33,8 @@ TRIAL = 4  # uploads after which a founder must have found company
 ALIKE = 0.25  # of the loss of mere chance: two models that differ by less are called alike
 WORTHLESS = 4.0  # times the loss of mere chance: none counts for more, or one could speak for all
 ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
+LASTING = 3  # judgements in a row that must be bad
+WORSE = 1.5  # times the best judgement so far: the world has changed, and is learnt anew
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class Member:
     offered: tuple[str, ...] = ()  # what it has to choose from
     answers: bool = True  # whether it tells its loss when it is asked; a private one does not
     fits: dict[str, float] = field(default_factory=dict)  # its loss on each of them
+    recent: list[float] = field(default_factory=list)  # its last judgements
 
 
 @dataclass(slots=True)
@@ -75,6 +78,11 @@ class Branches:
     A cluster is divided if the worst fifth of its members is worse off than its median by `gap`
     times, or if its median stays above `need`: the worst one founds a new cluster, and all who are
     badly served are asked. A founder who stays alone goes back. Above `most`, two are united.
+
+    Ours, for a fleet whose data may well be served by one model: with `turns` a cluster is looked
+    at after so many uploads of each member, only one that no longer learns is divided, only those
+    whom it serves badly are asked, and those who carry a part of the model have no say. Devices
+    judge in every `listen`-th task.
     """
 
     def __init__(
@@ -88,10 +96,12 @@ class Branches:
         judge: Judge = "error",
         ask: int = 10,
         partial: bool = True,
+        turns: float = 0.0,
+        listen: int = 1,
     ) -> None:
         self.count, self.most, self.every, self.margin = count, most, every, margin
         self.gap, self.need, self.judge, self.ask = gap, need, judge, ask
-        self.partial = partial
+        self.partial, self.turns, self.listen = partial, turns, listen
         self.seeding = -1  # the task whose upload is a new centre as it is
         self._named = 0  # clusters that have been given a name
         self._members: dict[int, Member] = {}
@@ -117,13 +127,24 @@ class Branches:
     def _learn(self, member: Member, contribution: Contribution) -> None:
         metrics = contribution.update.metrics
         member.uploads += 1
+        if self.listen > 1 and self.judge not in metrics:
+            return  # it was not asked
         member.judgement = float(metrics.get(self.judge, math.nan))
+        if self.turns:
+            member.judgement = self._lasting(member, contribution)
         soft = [metrics[f"soft_{j}"] for j in range(len(metrics)) if f"soft_{j}" in metrics]
         member.soft = torch.tensor(soft, dtype=torch.float64) if _is_distribution(soft) else None
         if contribution.task.id == member.question:
             losses = ((name, metrics.get(f"loss_{i}")) for i, name in enumerate(member.offered))
             member.fits = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
             member.answers = bool(member.fits)
+
+    def _lasting(self, member: Member, contribution: Contribution) -> float:
+        """The best of its last judgements: who was ill served once may only have been early."""
+        if contribution.task.submodel is not None:
+            return math.nan
+        member.recent = [*member.recent, member.judgement][-LASTING:]
+        return min(member.recent) if len(member.recent) == LASTING else math.nan
 
     def _place(self, contribution: Contribution, first: bool, view: ServerView) -> str:
         device, own = contribution.task.device, contribution.lineage
@@ -167,8 +188,7 @@ class Branches:
     def assignment(self, device: int, task: int, view: ServerView) -> Assignment:
         """The device's next task, of that id; with all centres if it is asked where it belongs."""
         home, member = view.home(device), self._members.get(device)
-        fresh = self._clusters.get(home, Cluster()).fresh
-        spec = replace(view.spec, last_layer_only=True) if fresh else None
+        spec = self._spec(home, member, view)
         if member is None or device in self._founders or not self._doubtful(member, view):
             return Assignment(device, home, spec)
         others = tuple(n for n in view.store.lineages if n != home and self._clusters[n].open)
@@ -176,7 +196,18 @@ class Branches:
             return Assignment(device, home, spec)
         member.asked, member.question = member.uploads, task
         member.offered = (home, *others)
+        if self.listen > 1:
+            spec = replace(spec or view.spec, feedback=True)
         return Assignment(device, home, spec, others)
+
+    def _spec(self, home: str, member: Member | None, view: ServerView) -> TrainSpec | None:
+        """What is asked of a device beside the usual; None if it is that."""
+        fresh = self._clusters.get(home, Cluster()).fresh
+        judges = self.listen > 1 and (member is None or member.uploads % self.listen == 0)
+        if not fresh and not judges:
+            return None
+        spec = replace(view.spec, last_layer_only=True) if fresh else view.spec
+        return replace(spec, feedback=True) if judges else spec
 
     def _doubtful(self, member: Member, view: ServerView) -> bool:
         since = member.uploads - member.asked
@@ -186,6 +217,8 @@ class Branches:
             return False  # its answer is under way
         if since < min(ASKED_AGAIN, self.ask):
             return False
+        if self.turns:
+            return member.judgement > self.need
         return since >= self.ask or member.judgement > (1 + self.gap) * self._usual
 
     # Refinement: expansion.
@@ -193,7 +226,7 @@ class Branches:
     def refine(self, view: ServerView) -> Iterable[Absorb]:
         """Found what is missing; unite what there is too much of."""
         yield from self._united(view)
-        due = [name for name, cluster in self._clusters.items() if cluster.merges >= self.every]
+        due = [name for name in self._clusters if self._is_due(name, view)]
         if not due:
             return
         known = [m.judgement for m in self._members.values() if m.judgement >= 0]
@@ -205,7 +238,8 @@ class Branches:
             backs = (view.store.resolve(n) for n in (self._clusters[name].parent, MAIN))
             back = next((n for n in backs if n != name), None)
             if back is not None:
-                yield Absorb(back, name, view.store.head_params(back))
+                why = "nobody joined its founder" if here.get(name) else "nobody is left"
+                yield Absorb(back, name, view.store.head_params(back), why)
         here = self._members_by_home(view)
         for name in due:
             if name in view.store:
@@ -214,6 +248,13 @@ class Branches:
                 self._divide(name, self._clusters[name], present, len(here))
         if self._uniting is None:
             self._uniting = self._to_unite(here, view)
+
+    def _is_due(self, name: str, view: ServerView) -> bool:
+        merges = self._clusters[name].merges
+        if not self.turns or merges < self.every:
+            return merges >= self.every
+        here = sum(view.home(device) == name for device in self._members)
+        return merges >= self.turns * here
 
     def _forget_lost_founders(self, view: ServerView) -> None:
         """One who is gone may never upload again: its place is for others."""
@@ -234,8 +275,12 @@ class Branches:
         if len(known) < SMALLEST:
             return
         middle = median(judgement for judgement, _ in known)
+        if self.turns and middle > WORSE * max(cluster.best, 0.5 * self.need):
+            cluster.best = math.inf
         cluster.stuck = 0 if middle < BETTER * cluster.best else cluster.stuck + 1
         cluster.best = min(cluster.best, middle)
+        if self.turns and cluster.stuck < PATIENCE:
+            return
         if cluster.resting:
             cluster.resting -= 1
             return
@@ -336,7 +381,7 @@ class Branches:
         self._uniting = self._direction = None
         if main in view.store and auxiliary in view.store:
             ours, theirs = view.store.head_params(main), view.store.head_params(auxiliary)
-            yield Absorb(main, auxiliary, united(ours, theirs, direction))
+            yield Absorb(main, auxiliary, united(ours, theirs, direction), "they are alike")
 
     # Lineages come and go.
 

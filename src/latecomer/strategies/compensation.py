@@ -34,6 +34,7 @@ from latecomer.strategies.uniqueness import Peers, Rule, is_unique, sketch
 # Differentiating through one training step costs about nine forward passes: forward and backward
 # are three, and each of them has a backward of its own.
 PASSES = 9
+DROWNED = 0.5  # of a delta's squared length: with more noise than that there is little to explain
 MEMORY = 1000  # updates after which the usual staleness is forgotten
 
 
@@ -90,6 +91,8 @@ class Compensator:
         network = view.network(contribution.task.submodel)
         if network is None or not self._is_invertible(cast(FlatModel, network)):
             return contribution
+        if self._is_drowned(contribution):
+            return contribution
         model = cast(FlatModel, network)
         self.judge.hear(model, contribution, view.store.commits)
         if not self._is_late(contribution, view):
@@ -131,10 +134,24 @@ class Compensator:
 
     def _is_invertible(self, model: FlatModel) -> bool:
         reason = reason_not_to_invert(model)
-        if reason is not None and not self._complained:
+        if reason is not None:
+            self._complain(reason)
+        return reason is None
+
+    def _is_drowned(self, contribution: Contribution) -> bool:
+        """Whether the update is mostly noise, which examples would be made up to explain."""
+        delta, noise = contribution.delta, contribution.update.noise_std
+        drowned = (
+            noise**2 * delta.numel() > DROWNED * delta.square().sum().item() if noise else False
+        )
+        if drowned:
+            self._complain("updates are mostly noise, which no examples explain: none is repaired")
+        return drowned
+
+    def _complain(self, reason: str) -> None:
+        if not self._complained:
             self._complained = True
             self._notes.append(Note("switch", {"lineage": MAIN, "version": 0, "reason": reason}))
-        return reason is None
 
     def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
         """Later than others usually are; what is usual must have been seen first."""

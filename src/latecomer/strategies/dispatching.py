@@ -5,6 +5,7 @@ from typing import Any
 
 from latecomer.core.messages import Due, Later
 from latecomer.core.strategy import Assignment, ServerView, Stateful
+from latecomer.strategies.branches import Branches
 from latecomer.strategies.selecting import Select, everyone
 
 
@@ -47,3 +48,40 @@ class EachItsOwn:
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
         return [Assignment(device, f"device-{device}") for device in list(view.idle)]
+
+
+class WhenReady:
+    """Dispatch: a waiting device gets the head of its lineage, or of its branch.
+
+    At once; or with `wait` when that is new to it, or when nobody else of its lineage is at work.
+    """
+
+    def __init__(self, branches: Branches | None = None, wait: bool = False) -> None:
+        self.branches, self.wait = branches, wait
+        self._sent: dict[int, int] = {}  # device -> the version it last got
+
+    def __call__(self, view: ServerView) -> Iterable[Assignment]:
+        devices = self._ready(view) if self.wait else list(view.idle)
+        if self.branches is None:
+            return [Assignment(device, view.home(device)) for device in devices]
+        return [
+            self.branches.assignment(device, view.tasks_given + place, view)
+            for place, device in enumerate(devices)
+        ]
+
+    def _ready(self, view: ServerView) -> list[int]:
+        busy = {view.home(device) for device in view.working}
+        heads = {device: view.store.head(view.home(device)) for device in view.idle}
+        ready = [
+            device
+            for device, head in heads.items()
+            if self._sent.get(device) != head or view.home(device) not in busy
+        ]
+        self._sent |= {device: heads[device] for device in ready}
+        return ready
+
+    def state(self) -> dict[str, Any]:
+        return {"sent": dict(self._sent)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._sent = dict(state["sent"])

@@ -114,8 +114,10 @@ def effective_rate(spec: TrainSpec, steps: int) -> float:
 def surrogate(spec: TrainSpec, num_examples: int, most: int) -> tuple[TrainSpec, int]:
     """The device's program on D_est: full-batch steps, as many as the device took or `most`.
 
-    With fewer steps the learning rate grows, so that the effective one is the same.
+    With fewer steps the learning rate grows, so that the effective one is the same. What a device
+    is asked to tell beside its delta is no part of it.
     """
+    spec = replace(spec, feedback=False) if spec.feedback else spec
     true = local_steps(spec, num_examples)
     steps = min(true, most)
     if steps == true:

@@ -1,0 +1,90 @@
+"""The strategy to begin with: what five papers found, each part where it pays.
+
+Late updates are repaired, and known devices are spoken for while they are away (FedDC); all have a
+word in every step (MIFA); devices whose data contradict each other's get models of their own, and
+who is far behind is told of the news while it works (EchoPFL); who carries a part of the model
+counts there (PrivaAsyncFed), its `[submodels]` and `[privacy]` are the config's; nobody can shout.
+"""
+
+from dataclasses import replace
+
+from latecomer.core.messages import TrainSpec
+from latecomer.core.strategy import Merge, Strategy, as_it_is, stay_home
+from latecomer.strategies.branches import Branches
+from latecomer.strategies.compensation import Compensator
+from latecomer.strategies.dispatching import WhenReady
+from latecomer.strategies.inversion import Effort
+from latecomer.strategies.options import Count, NotNegative, Positive, Proportion
+from latecomer.strategies.recipe import recipe
+from latecomer.strategies.roll_call import RollCall
+from latecomer.strategies.stand_ins import StandIns
+from latecomer.strategies.telling import Telling
+from latecomer.strategies.weighting import by_examples
+
+UNUSUAL = 2.0  # times the usual staleness: who is later is repaired
+TURNS = 3.0  # uploads of each member between two looks at a cluster
+LISTEN = 3  # tasks of a device between two judgements
+FEWEST = 20  # uploads between two looks, in small clusters
+
+
+@recipe(
+    "latecomer",
+    "repairs what is late, remembers everybody, parts who contradict: each where it pays",
+    "FedDC, MIFA, EchoPFL, PrivaAsyncFed",
+)
+def latecomer(
+    share: Proportion = 0.1,
+    wait: bool = False,
+    step: Positive = 2.0,
+    clip: NotNegative = 2.0,
+    repair: bool = True,
+    stand_in: bool = True,
+    clusters: Count = 4,
+    broadcast: bool = True,
+    samples: Count = 32,
+    iterations: Count = 40,
+    server_gflops: NotNegative = 10.0,
+    save_estimates: bool = True,
+) -> Strategy:
+    """`docs/config.md` explains the options; `docs/studies/flagship.md` measures them."""
+    weigh = by_examples()
+    repairs = _repairs(wait, samples, iterations, server_gflops, save_estimates) if repair else None
+    stand_ins = StandIns(repairs, weigh) if repairs and stand_in else None
+    merge: Merge = RollCall(share, step, clip, stand_ins)
+    branches = _branches(clusters) if clusters > 1 else None
+    return Strategy(
+        name="latecomer",
+        route=branches or stay_home,
+        compensate=repairs or as_it_is,
+        weigh=weigh,
+        merge=Telling(merge, behind=_turn(share)) if broadcast else merge,
+        dispatch=WhenReady(branches, wait),
+        prepare=_judging_by_all,
+        personal=clusters > 1,
+    )
+
+
+def _repairs(
+    wait: bool, samples: int, iterations: int, gflops: float, keep_estimates: bool
+) -> Compensator:
+    # Where devices wait for each other nobody is late by being slow alone.
+    return Compensator(
+        Effort(samples, iterations=iterations),
+        min_ratio=0.0 if wait else UNUSUAL,
+        gflops=gflops,
+        keep_estimates=keep_estimates,
+    )
+
+
+def _branches(most: int) -> Branches:
+    return Branches(1, most, FEWEST, partial=False, turns=TURNS, listen=LISTEN)
+
+
+def _turn(share: float) -> int:
+    """Commits in which all have arrived once."""
+    return max(2, round(1 / share)) if share else 100
+
+
+def _judging_by_all(spec: TrainSpec) -> TrainSpec:
+    # Examples are scarce, and one who finds a model wanting that has seen them is right a fortiori.
+    return replace(spec, hold_back=False)

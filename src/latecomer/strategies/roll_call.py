@@ -1,0 +1,146 @@
+"""Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, 2021.
+
+MIFA: the server keeps the last delta of every device, and each step is the mean over all of them,
+so that those who are seldom heard count as much as those who are heard all the time. Here a step
+follows every few arrivals instead of every round, and what is known to be outdated is renewed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latecomer.core.codec import portable
+from latecomer.core.messages import Contribution
+from latecomer.core.strategy import Commit, ServerView
+from latecomer.core.submodel import Submodel, covered
+from latecomer.strategies.merging import StandIns
+from latecomer.strategies.quota import quota
+
+FORGOTTEN = 3  # turns of its lineage after which the word of a device that is gone no longer counts
+HEAVIEST = 10.0  # times the usual weight: no device may claim more
+
+
+@portable
+@dataclass(frozen=True, slots=True, eq=False)
+class Word:
+    """The last that a device has said, or a stand-in for it."""
+
+    delta: Tensor
+    submodel: Submodel | None
+    weight: float
+    heard: int  # at which commit
+    size: float  # root mean square, which does not hang on how much of the model is covered
+
+
+def word_of(contribution: Contribution, heard: int) -> Word:
+    delta, task = contribution.delta, contribution.task
+    size = float(delta.norm()) / max(1, delta.numel()) ** 0.5
+    return Word(delta, task.submodel, contribution.weight, heard, size)
+
+
+class RollCall:
+    """Merge: when `share` of the members have arrived there is a commit, in which all have a word.
+
+    The step is the weighted mean of the last words of all members, times `step` for a whole turn
+    of them. A word of more than `clip` times the usual size is shortened to that (0: never).
+    `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
+    at every arrival.
+    """
+
+    def __init__(
+        self, share: float, step: float, clip: float, stand_ins: StandIns | None = None
+    ) -> None:
+        self.share, self.step, self.clip = share, step, clip
+        self.stand_ins = stand_ins
+        self._words: dict[str, dict[int, Word]] = {}
+        self._arrived: dict[str, list[int]] = {}
+
+    def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
+        lineage, device = contribution.lineage, contribution.task.device
+        for words in self._words.values():
+            words.pop(device, None)  # it is a member of one lineage at a time
+        words = self._words.setdefault(lineage, {})
+        words[device] = word_of(contribution, view.store.commits)
+        arrived = self._arrived.setdefault(lineage, [])
+        arrived.append(device)
+        members = self._members(lineage, view)
+        if len(arrived) < quota(self.share, members):
+            return None
+        del self._arrived[lineage]
+        turn = members / len(arrived) * len(view.store.lineages)  # in commits
+        self._forget(words, turn, view)
+        others = self._renew(lineage, turn, view)
+        step = min(1.0, self.step * len({*arrived}) / members)
+        params = called(view.store.head_params(lineage), list(words.values()), step, self.clip)
+        return Commit(lineage, params, len(arrived), others)
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        return ()
+
+    def _members(self, lineage: str, view: ServerView) -> int:
+        """How many may speak: those who are there, and those who have."""
+        words = self._words[lineage]
+        present = [d for devices in (view.idle, view.working) for d in devices if d not in words]
+        if len(view.store.lineages) > 1:
+            present = [device for device in present if view.home(device) == lineage]
+        return len(present) + len(words)
+
+    def _forget(self, words: dict[int, Word], turn: float, view: ServerView) -> None:
+        for device, word in list(words.items()):
+            gone = device not in view.working and device not in view.idle
+            if gone and view.store.commits - word.heard > FORGOTTEN * turn:
+                del words[device]
+
+    def _renew(self, lineage: str, turn: float, view: ServerView) -> int:
+        if self.stand_ins is None:
+            return 0
+        words, now = self._words[lineage], view.store.commits
+        fresh = [device for device, word in words.items() if now - word.heard <= turn]
+        renewed = self.stand_ins(lineage, fresh, view)
+        for other in renewed:
+            known = words.get(other.task.device)
+            words[other.task.device] = word_of(other, now if known is None else known.heard)
+        return len(renewed)
+
+    def on_fork(self, parent: str, child: str) -> None:
+        """What was said stays with the parent."""
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        """What was said of another model does not count; those who said it are heard anew."""
+        self._words.pop(gone, None)
+        self._arrived.pop(gone, None)
+
+    def state(self) -> dict[str, Any]:
+        words = {name: dict(of) for name, of in self._words.items()}
+        return {"words": words, "arrived": {name: list(of) for name, of in self._arrived.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._words = {name: dict(of) for name, of in state["words"].items()}
+        self._arrived = {name: list(of) for name, of in state["arrived"].items()}
+
+
+def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Tensor:
+    """head + step * weighted mean of the words, per coordinate over those who trained it."""
+    heaviest = HEAVIEST * median(word.weight for word in words)
+    weights = [min(word.weight, heaviest) for word in words]
+    longest = clip * median(word.size for word in words)
+    factors = [
+        weight * longest / word.size if clip and word.size > longest else weight
+        for word, weight in zip(words, weights, strict=True)
+    ]
+    total = torch.zeros_like(head)
+    if all(word.submodel is None for word in words):
+        for word, factor in zip(words, factors, strict=True):
+            total.add_(word.delta, alpha=factor)
+        return torch.add(head, total, alpha=step / math.fsum(weights))
+    share = torch.zeros_like(head)
+    for word, weight, factor in zip(words, weights, factors, strict=True):
+        index = covered(word.submodel)
+        total[index] += factor * word.delta
+        share[index] += weight
+    return torch.where(share > 0, head + step * total / share, head)
