@@ -1,0 +1,118 @@
+"""Hand-worked roll calls, and what is kept of whom."""
+
+import pytest
+import torch
+
+from latecomer.core.messages import Arrived, Failed, Joined, Left, Note, Send, TrainSpec, Update
+from latecomer.core.server import Server
+from latecomer.core.strategy import Strategy
+from latecomer.core.submodel import Submodel
+from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called
+from latecomer.strategies.weighting import by_examples
+
+FIRST = Submodel("first", torch.tensor([0]))
+
+
+def sends(commands):
+    return [c.task for c in commands if isinstance(c, Send)]
+
+
+def answer(task, *delta, examples=1):
+    return Arrived(task.device, Update(task.id, torch.tensor(delta), examples))
+
+
+def begun(devices, share=1.0, step=1.0, clip=0.0):
+    strategy = Strategy(weigh=by_examples(), merge=RollCall(share, step, clip))
+    server = Server(torch.zeros(1), strategy, TrainSpec())
+    return server, *sends(server.handle(*map(Joined, range(devices))))
+
+
+def head(server):
+    return server.store.head_params().tolist()
+
+
+def word(*delta, weight=1.0, submodel=None):
+    vector = torch.tensor(delta)
+    return Word(vector, submodel, weight, 0, float(vector.norm()) / len(delta) ** 0.5)
+
+
+def test_all_have_a_word_in_every_commit():
+    server, one, two = begun(2, share=0.5)
+    (one,) = sends(server.handle(answer(one, 2.0)))
+    assert head(server) == [1.0]  # half a turn: 0.5 * 2
+    sends(server.handle(answer(two, 4.0)))
+    assert head(server) == [2.5]  # 0.5 * (2 + 4) / 2
+    server.handle(answer(one, 0.0))
+    assert head(server) == [3.5]  # 0.5 * (0 + 4) / 2: the last word of each
+
+
+def test_words_weigh_by_examples_and_the_step_is_per_turn():
+    server, one, two = begun(2, share=1.0, step=0.5)
+    server.handle(answer(one, 4.0, examples=3), answer(two, 8.0, examples=1))
+    assert head(server) == [0.5 * (3 * 4.0 + 8.0) / 4]
+
+
+def test_the_step_never_exceeds_the_mean():
+    server, one = begun(1, step=5.0)
+    server.handle(answer(one, 2.0))
+    assert head(server) == [2.0]
+
+
+def test_a_device_that_speaks_twice_counts_with_its_last_word():
+    server, one, _two, *_ = begun(4, share=0.5, step=2.0)
+    (one,) = sends(server.handle(answer(one, 100.0)))
+    server.handle(answer(one, 2.0))
+    assert head(server) == [1.0]  # one of four spoke: 2 * 1/4 of a step of 2
+
+
+def test_share_0_commits_at_every_arrival():
+    server, one, _two = begun(2, share=0.0, step=2.0)
+    server.handle(answer(one, 2.0))
+    assert head(server) == [2.0]
+    assert server.store.commits == 1
+
+
+def test_a_shout_is_shortened_to_twice_the_usual_size():
+    words = [word(1.0), word(1.0), word(50.0)]
+    assert called(torch.zeros(1), words, 1.0, clip=2.0).tolist() == pytest.approx([4 / 3])
+    assert called(torch.zeros(1), words, 1.0, clip=0.0).tolist() == pytest.approx([52 / 3])
+
+
+def test_nobody_weighs_more_than_ten_times_the_usual():
+    words = [word(0.0), word(0.0), word(1.0, weight=1e9)]
+    assert called(torch.zeros(1), words, 1.0, 0.0).tolist() == pytest.approx(
+        [HEAVIEST / (2 + HEAVIEST)]
+    )
+
+
+def test_coordinates_are_averaged_over_those_who_trained_them():
+    words = [word(2.0, 2.0), word(4.0, submodel=FIRST)]
+    assert called(torch.zeros(2), words, 1.0, 0.0).tolist() == [3.0, 2.0]
+    narrow = [word(4.0, submodel=FIRST)]
+    assert called(torch.tensor([0.0, 7.0]), narrow, 0.5, 0.0).tolist() == [2.0, 7.0]
+
+
+def test_who_is_gone_is_forgotten_after_three_turns():
+    server, one, two = begun(2, share=0.5)
+    server.handle(answer(two, 4.0), Left(1))
+    merge, lengths = server.strategy.merge, []
+    for _ in range(8):
+        (one,) = sends(server.handle(answer(one, 0.0)))
+        lengths.append(len(merge._words["main"]))
+    assert lengths[0] == 2
+    assert lengths[-1] == 1
+
+
+def test_who_is_at_work_is_not_forgotten():
+    server, one, two = begun(2, share=0.5)
+    sends(server.handle(answer(two, 4.0)))  # and is sent another task
+    for _ in range(20):
+        (one,) = sends(server.handle(answer(one, 0.0)))
+    assert len(server.strategy.merge._words["main"]) == 2
+
+
+def test_a_lost_device_does_not_hold_the_others_up():
+    server, one, two, three = begun(3, share=1.0)
+    server.handle(Failed(three.id, "lost"))
+    commands = server.handle(answer(one, 2.0), answer(two, 4.0))
+    assert [c for c in commands if isinstance(c, Note) and c.kind == "commit"]
