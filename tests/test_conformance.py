@@ -145,8 +145,8 @@ class Changing(Around):
             yield wish._replace(carry=carry) if isinstance(wish, Assignment) else wish
 
 
-def changing_run(name, parts, fleet=None):
-    plain = toy_server(name)
+def changing_run(name, parts, fleet=None, options=None):
+    plain = toy_server(name, options)
     strategy = replace(plain.strategy, dispatch=Changing(plain.strategy.dispatch, parts))
     spec, networks = TrainSpec(lr=0.5), plain.network
     server = Server(torch.zeros(SIZE), strategy, spec, seed=7, networks=networks)

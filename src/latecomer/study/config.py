@@ -132,7 +132,7 @@ class StrategyConfig(BaseModel):
     """The name; everything else in this table is an option of that strategy."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "fedasync"
+    name: str = "latecomer"
 
     @property
     def options(self) -> dict[str, Any]:

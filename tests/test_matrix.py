@@ -1,0 +1,162 @@
+"""Parts of different papers combine: every pair runs, conforms and resumes."""
+
+from itertools import combinations, product
+
+import pytest
+import torch
+
+from fake_grid import ToyFederation
+from latecomer.core.submodel import Submodel
+from latecomer.errors import BadInput
+from latecomer.study.config import parse
+from latecomer.study.experiment import Experiment
+from latecomer.study.runner import Silent, resume_run, start_run
+from test_conformance import changing_run
+from toy import ToyRun, toy_fleet, toy_server
+
+PACES = {
+    "gather": {"share": 0.4},
+    "at-once": {"share": 0.0},
+    "quorum": {"share": 0.7, "wait": True},
+}
+SLOTS = {
+    f"{pace}-{'repair' if repair else 'plain'}-{clusters}": {
+        **PACES[pace],
+        "repair": repair,
+        "clusters": clusters,
+    }
+    for pace, repair, clusters in product(PACES, (True, False), (1, 4))
+}
+slots = pytest.mark.parametrize("options", SLOTS.values(), ids=SLOTS)
+
+
+@slots
+def test_both_engines_give_the_same_models(options):
+    virtual = ToyRun(toy_server("latecomer", options), toy_fleet())
+    virtual.until(60)
+    real = ToyFederation("latecomer", options=options)
+    real.until(60)
+    assert real.heads() == virtual.heads()
+
+
+@slots
+def test_it_resumes_where_it_was(options):
+    whole = ToyRun(toy_server("latecomer", options), toy_fleet())
+    whole.until(23)
+    whole.until(60)
+    first = ToyRun(toy_server("latecomer", options), toy_fleet())
+    first.until(23)
+    second = first.carried_over(ToyRun(toy_server("latecomer", options), toy_fleet()))
+    second.until(60)
+    assert first.log + second.log == whole.log
+    assert second.heads() == whole.heads()
+
+
+@slots
+def test_sub_models_come_and_go(options):
+    parts = (None, Submodel("even", torch.tensor([0, 2, 4])), Submodel("one", torch.tensor([2])))
+    run = changing_run("latecomer", parts, options=options)
+    run.until(100)
+    assert not run.lines("refusal")
+    assert all(torch.isfinite(torch.tensor(head)).all() for head in run.heads().values())
+
+
+@slots
+def test_lost_devices_are_tolerated(options):
+    fleet = toy_fleet(5, crash=0.2, restart_seconds=3, detect_seconds=1)
+    run = ToyRun(toy_server("latecomer", options), fleet)
+    run.until(100)
+    assert run.server.accepted == 100
+
+
+# Real training on real data: what devices do beside the five slots.
+
+TINY = {
+    "data": {"source": "digits", "alpha": 0.5},
+    "fleet": {
+        "devices": 8,
+        "profile": "tiers",
+        "late": {"classes": [5], "devices": 2, "delay": 3},
+    },
+    "model": {"hidden": [8]},
+    "training": {"local_epochs": 2, "lr": 0.1},
+    "stop": {"updates": 50},
+    "checkpoint": {"every": 9},
+}
+FACTORS = {
+    "pace": {
+        "gather": {},
+        "at-once": {"strategy": {"share": 0.0}},
+        "quorum": {"strategy": {"share": 0.7, "wait": True}},
+    },
+    "repair": {"on": {}, "off": {"strategy": {"repair": False}}},
+    "clusters": {"four": {}, "one": {"strategy": {"clusters": 1}}},
+    "broadcast": {"on": {}, "off": {"strategy": {"broadcast": False}}},
+    "submodels": {
+        "none": {},
+        "declared": {"submodels": {"level": "declared", "widths": [1.0, 0.5]}},
+        "measured": {"submodels": {"level": "measured", "widths": [1.0, 0.5]}},
+    },
+    "privacy": {"off": {}, "on": {"privacy": {"epsilon": 5.0, "budget": 40.0}}},
+    "drift": {"none": {}, "shift": {"data": {"drift": {"kind": "shift"}}}},
+}
+
+
+def pairs_of(choice):
+    return set(combinations(sorted(choice.items()), 2))
+
+
+def covering():
+    """A few choices in which every two values of different factors meet."""
+    everything = [dict(zip(FACTORS, values, strict=True)) for values in product(*FACTORS.values())]
+    missing, chosen = set().union(*map(pairs_of, everything)), []
+    while missing:
+        best = max(everything, key=lambda choice: len(pairs_of(choice) & missing))
+        chosen.append(best)
+        missing -= pairs_of(best)
+    return chosen
+
+
+def merged(tree, more):
+    for key, value in more.items():
+        inside = isinstance(value, dict) and key in tree
+        tree = {**tree, key: merged(tree[key], value) if inside else value}
+    return tree
+
+
+def config_of(choice):
+    tree = merged(TINY, {"strategy": {"name": "latecomer", "samples": 4, "iterations": 3}})
+    for factor, value in choice.items():
+        tree = merged(tree, FACTORS[factor][value])
+    return parse(tree)
+
+
+class Killed(Exception):
+    pass
+
+
+class DieAt(Silent):
+    def __init__(self, updates):
+        self.updates = updates
+
+    def advanced(self, share, updates, virtual_seconds):
+        if updates >= self.updates:
+            raise Killed
+
+
+@pytest.mark.parametrize("choice", covering(), ids=lambda choice: "-".join(choice.values()))
+def test_every_pair_runs_and_resumes_to_the_same_model(choice, tmp_path):
+    config = config_of(choice)
+    whole = start_run(config, tmp_path / "whole")
+    assert whole["updates"] == 50
+    assert 0 <= whole["accuracy"] <= 1
+    with pytest.raises(Killed):
+        start_run(config, tmp_path / "cut", DieAt(25))
+    assert resume_run(tmp_path / "cut")["model_hash"] == whole["model_hash"]
+
+
+@pytest.mark.parametrize("name", ["ifca", "centralised"])
+def test_what_cannot_be_on_principle_is_refused_with_its_reason(name):
+    tree = merged(TINY, {"strategy": {"name": name}, "privacy": {"epsilon": 1.0}})
+    with pytest.raises(BadInput, match=r"privacy.*no meaning|no privacy ledger covers"):
+        Experiment(parse(tree))
