@@ -48,7 +48,7 @@ class ThreadGrid:
     def __init__(self, app, nodes):
         self.app, self.nodes = app, nodes
         self.replies, self.lock, self.count = {}, threading.Lock(), 0
-        self.down = False
+        self.down, self.working = False, threading.Lock()
 
     def get_node_ids(self):
         return list(self.nodes)
@@ -66,7 +66,9 @@ class ThreadGrid:
         node = message.metadata.dst_node_id
         context = Context(1, node, self.nodes[node], RecordDict(), {})
         try:
-            reply = self.app(message, context)
+            # One at a time, as in processes of their own: a network is built by a global seed.
+            with self.working:
+                reply = self.app(message, context)
         except Exception as error:
             reply = Message(Error(2, f"Traceback\n  {error}"), reply_to=message)
         if reply is not None:

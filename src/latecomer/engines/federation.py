@@ -33,17 +33,17 @@ from latecomer.core.messages import (
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.engines.agenda import KEPT, Again, Agenda, GiveUp, HelloAgain, Item, Overdue
+from latecomer.engines.dialect import Dialect, Native
 from latecomer.engines.flights import Flight, Flights
 from latecomer.engines.patience import Patience
 from latecomer.engines.post import Delivery, Post
 from latecomer.engines.roster import Device, Roster
 from latecomer.engines.virtual import Bounds
 from latecomer.engines.wire import (
+    Introduction,
     Parcel,
     Refused,
     decode_introduction,
-    decode_update,
-    encode_task,
 )
 
 __all__ = ["WHOLE", "Federation", "Patience"]
@@ -66,11 +66,14 @@ class Federation:
         submodels: Mapping[float, Submodel | None] = WHOLE,
         on_note: Callable[[float, Note], None] | None = None,
         session: str = "",
+        dialect: Dialect | None = None,
     ) -> None:
         self.server, self.post = server, post
         self.patience = patience or Patience()
         self.submodels = submodels
         self.on_note = on_note
+        self.dialect: Dialect = dialect or Native()
+        self.dialect.check(server)
         self.session = session or uuid4().hex[:12]
         self.name = self.session  # that of the run, which keeps the name of its first life
         self.bytes_up = self.bytes_down = 0
@@ -177,6 +180,12 @@ class Federation:
             self.agenda.push(self.now, Overdue(flight.device, flight.task))
 
     def _hello(self, node: int) -> None:
+        who = self.dialect.known(node)
+        if who is not None:
+            device, new = self.roster.introduced(node, who)
+            self._greeted(device, who, new)
+            self.agenda.push(max(self.now, device.waits_until), Again(device.number))
+            return
         message = self.post.send(node, "hello", Parcel({"latecomer": 1}))
         if message is None:
             self._node_failed(node, "the message was not taken")
@@ -229,13 +238,16 @@ class Federation:
         except Refused as error:
             self._node_failed(node, str(error))
             return
+        self._greeted(device, who, new)
+        if self.now >= device.waits_until:
+            yield from self._welcome(device)
+
+    def _greeted(self, device: Device, who: Introduction, new: bool) -> None:
         if new:
             fields = {"device": device.number, "name": who.name, "width": who.width}
             self._note(Note("introduction", fields))
         else:
             self._note(Note("return", {"device": device.number}))
-        if self.now >= device.waits_until:
-            yield from self._welcome(device)
 
     def _welcome(self, device: Device) -> Iterable[Event]:
         """It is there and free: it goes on with the task it has, or may be given one.
@@ -269,7 +281,7 @@ class Federation:
                 yield from self._welcome(device)
             return
         try:
-            update = decode_update(delivery.parcel, task, key)
+            update = self.dialect.decode(delivery.parcel, task, key)
         except Refused as error:
             yield from self._lost(device, task, f"refused: {error}")
             return
@@ -355,9 +367,8 @@ class Federation:
             self.flights.missing[task.id] = Flight(0, -1, self.now, task.device, task.id)
             return
         task.began = self.now
-        message = self.post.send(
-            node, "train", encode_task(task, self.flights.keys[task.id], self.name)
-        )
+        parcel = self.dialect.encode(task, self.flights.keys[task.id], self.name)
+        message = self.post.send(node, "train", parcel)
         if message is None:
             self._failed(device)
             self.flights.closed(task.id)
