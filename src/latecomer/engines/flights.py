@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from latecomer.engines.courses import Course
+
 
 @dataclass(slots=True)
 class Flight:
@@ -24,6 +26,7 @@ class Flights:
         self.newest: dict[int, str] = {}  # task -> the last message that carried it
         self.keys: dict[int, str] = {}  # task -> the name that it has for ever
         self.missing: dict[int, Flight] = {}  # task -> as if sent, while its device is not there
+        self.courses: dict[int, Course] = {}  # of tasks that are done in parts
 
     def took_off(self, message: str, flight: Flight) -> None:
         self.open[message] = flight
@@ -39,8 +42,13 @@ class Flights:
             del self.busy[flight.node]
         return flight
 
+    def usable(self, task: int) -> tuple[int, ...]:
+        """The broadcasts that the update of this task may still be from."""
+        return self.courses[task].usable if task in self.courses else ()
+
     def closed(self, task: int) -> None:
         """Nobody waits for this task any more."""
         self.keys.pop(task, None)
         self.newest.pop(task, None)
         self.missing.pop(task, None)
+        self.courses.pop(task, None)
