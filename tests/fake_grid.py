@@ -1,11 +1,13 @@
 """A grid in the same process, in virtual time: nodes answer when a fleet says that they would."""
 
 import heapq
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
 
+from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Offer
 from latecomer.engines.dialect import Dialect
 from latecomer.engines.federation import Federation, Patience
@@ -194,3 +196,17 @@ class ToyFederation:
     def heads(self) -> dict[str, list[float]]:
         store = self.server.store
         return {name: store.head_params(name).tolist() for name in store.lineages}
+
+
+def saved(run):
+    tree, tensors = encode({"server": run.server.state(), "loop": run.loop.state()})
+    return json.dumps(tree), storable(tensors)
+
+
+def revived(state, nodes, session="t", **more):
+    new = ToyFederation(nodes=nodes, session=session, **more)
+    tree, tensors = state
+    found = decode(json.loads(tree), tensors)
+    new.server.restore(found["server"])
+    new.loop.restore(found["loop"])
+    return new
