@@ -18,6 +18,7 @@ from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.files import EventLog
+from latecomer.study.lock import FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,14 @@ class Deployment:
         submodels = WHOLE if networks is None else networks.submodels
         self.loop = Federation(server, post, patience, submodels, self._log, dialect=dialect)
         folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")
-        keep = self._restore()
-        self.events = EventLog(folder / "events.jsonl", keep)
+        try:
+            keep = self._restore()
+            self.events = EventLog(folder / "events.jsonl", keep)
+        except BaseException:
+            self.lock.close()
+            raise
         self.saved = server.store.commits
         if keep:
             self._log(self.loop.now, Note("resume", {"version": self.saved}))
@@ -80,6 +86,7 @@ class Deployment:
                 self._write_models(self.networks.whole.layout)
         finally:
             self.events.file.close()
+            self.lock.close()
         return reason
 
     def _after_step(self) -> bool:
