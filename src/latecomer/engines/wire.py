@@ -5,6 +5,7 @@ with what was asked for before a single value is read, and `Refused` says what w
 (finite, in bounds) are left to `core.checks`, which sees every update.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from io import BytesIO
@@ -22,6 +23,8 @@ FLOAT32 = "float32"
 MOST_HEADER = 256  # bytes that .npy may put before the values
 MOST_METRICS = 10_000
 LONGEST_NAME = 200  # of a metric, a device, a sub-model or a key
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a device
 
 Scalar = bool | int | float | str
 
@@ -331,8 +334,8 @@ def encode_introduction(who: Introduction) -> Parcel:
 def decode_introduction(parcel: Parcel) -> Introduction:
     told = parcel.fields
     name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
-    if not name or not key:
-        raise Refused("a device needs a name and a key")
+    if not NAME.fullmatch(name) or not key:
+        raise Refused("a device needs a key, and a name of up to 100 letters, digits, . _ and -")
     if type(width) not in (int, float) or not 0 < width <= 1:
         raise Refused("width must be a number above 0, at most 1")
     return Introduction(name, key, float(width))
