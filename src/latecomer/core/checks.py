@@ -12,7 +12,6 @@ from torch import Tensor
 from latecomer.core.messages import Task, Update
 
 MOST_EXAMPLES = 10**9
-MOST_VOTES = 10  # of one device, in what counts as usual
 LARGEST_METRIC = 1e300
 LARGEST_NOISE = 1e6  # its square must stay a number
 
@@ -22,11 +21,11 @@ class Usual:
 
     A median cannot be walked upwards by a few devices, and keeping its largest value leaves room
     for a late device that still has much to say after the others have converged. No device has more
-    than MOST_VOTES of the values: one that answers all the time must not decide alone.
+    than `votes` of the values: one that answers all the time must not decide alone.
     """
 
-    def __init__(self, window: int, warmup: int) -> None:
-        self.window, self.warmup = window, warmup
+    def __init__(self, window: int, warmup: int, votes: int) -> None:
+        self.window, self.warmup, self.votes = window, warmup, votes
         self._recent: deque[tuple[int, float]] = deque()  # device, value
         self._votes: Counter[int] = Counter()
         self._sorted: list[float] = []
@@ -41,7 +40,7 @@ class Usual:
         self._recent.append((device, value))
         self._votes[device] += 1
         insort(self._sorted, value)
-        if self._votes[device] > MOST_VOTES:
+        if self._votes[device] > self.votes:
             self._forget(next(place for place, (d, _) in enumerate(self._recent) if d == device))
         elif len(self._recent) > self.window:
             self._forget(0)
@@ -71,7 +70,8 @@ class Checks:
 
     A delta's norm may be `norm_ratio` times the usual, the number of examples `examples_ratio`
     times (0 switches either off), once `warmup` updates have been accepted; the number of examples
-    is never above `most_examples`.
+    is never above `most_examples`. What is usual is a matter of the last `window` accepted updates,
+    of each device at most `votes` (0: as many as it makes).
     """
 
     def __init__(
@@ -81,10 +81,12 @@ class Checks:
         warmup: int = 20,
         examples_ratio: float = 100.0,
         most_examples: int = MOST_EXAMPLES,
+        votes: int = 10,
     ) -> None:
         self.norm_ratio, self.examples_ratio = norm_ratio, examples_ratio
         self.most_examples = most_examples
-        self._norms, self._examples = Usual(window, warmup), Usual(window, warmup)
+        of_each = votes or window
+        self._norms, self._examples = (Usual(window, warmup, of_each) for _ in range(2))
 
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
         """Why this update must not touch the model, or None; an accepted one is remembered."""

@@ -212,8 +212,8 @@ class Experiment:
             self.model.init(self.config.seed),
             self._strategy(),
             self.spec,
-            # Simulated devices do not lie about how much they have.
-            Checks(self.config.server.norm_ratio, examples_ratio=0.0),
+            # Simulated devices neither lie about how much they have nor flood the server.
+            Checks(self.config.server.norm_ratio, examples_ratio=0.0, votes=0),
             self.config.seed,
             networks=self.networks,
         )
