@@ -85,6 +85,8 @@ class Branches:
     judge in every `listen`-th task.
     """
 
+    broadcasts = False
+
     def __init__(
         self,
         count: int = 2,

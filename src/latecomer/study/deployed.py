@@ -11,12 +11,14 @@ from latecomer.core.messages import Note
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.device.networks import Networks
+from latecomer.engines.dialect import Dialect
 from latecomer.engines.federation import WHOLE, Federation, Patience
 from latecomer.engines.post import Post
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.files import EventLog
+from latecomer.study.lock import FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +31,18 @@ def serve(
     networks: Networks | None = None,
     patience: Patience | None = None,
     every: int = 1,
+    dialect: Dialect | None = None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; says which.
 
     In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
     `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
-    written every so many commits.
+    written every so many commits. `dialect` is what the devices speak: by default they run our own
+    `client_app`; `PlainFlower(layout)` is for any other Flower app.
     """
     try:
-        return Deployment(server, post, Path(folder), networks, patience, every).run(bounds)
+        run = Deployment(server, post, Path(folder), networks, patience, every, dialect=dialect)
+        return run.run(bounds)
     finally:
         post.close()
 
@@ -54,15 +59,21 @@ class Deployment:
         patience: Patience | None = None,
         every: int = 1,
         on_commit: Callable[[Server], None] = lambda server: None,
+        dialect: Dialect | None = None,
     ) -> None:
         self.server, self.folder, self.networks, self.every = server, folder, networks, every
         self.on_commit = on_commit
         submodels = WHOLE if networks is None else networks.submodels
-        self.loop = Federation(server, post, patience, submodels, self._log)
+        self.loop = Federation(server, post, patience, submodels, self._log, dialect=dialect)
         folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")
-        keep = self._restore()
-        self.events = EventLog(folder / "events.jsonl", keep)
+        try:
+            keep = self._restore()
+            self.events = EventLog(folder / "events.jsonl", keep)
+        except BaseException:
+            self.lock.close()
+            raise
         self.saved = server.store.commits
         if keep:
             self._log(self.loop.now, Note("resume", {"version": self.saved}))
@@ -75,6 +86,7 @@ class Deployment:
                 self._write_models(self.networks.whole.layout)
         finally:
             self.events.file.close()
+            self.lock.close()
         return reason
 
     def _after_step(self) -> bool:

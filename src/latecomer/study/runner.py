@@ -22,11 +22,13 @@ from latecomer.core.params import digest
 from latecomer.core.strategy import Finishes, Strategy
 from latecomer.errors import BadInput, RunFailed
 from latecomer.loading import first_line
+from latecomer.strategies.directed import Director
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
 from latecomer.study.evaluate import ClientAccuracy, Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
+from latecomer.study.lock import FolderLock
 from latecomer.study.metrics import Scores
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.sinks import Sinks, check_sinks
@@ -74,13 +76,13 @@ def start_run(
     config: Config,
     folder: Path,
     progress: Progress | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Director | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
     check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy)
     new_folder(folder)
-    with _troubles_told(folder):
+    with FolderLock(folder), _troubles_told(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
         write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
         return _Run(experiment, folder, progress or Silent()).to_the_end()
@@ -96,7 +98,7 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     config = load_config(folder / "config.toml")
     check_sinks(config.log.sinks)
     experiment = Experiment(config)
-    with _troubles_told(folder):
+    with FolderLock(folder), _troubles_told(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
@@ -202,11 +204,13 @@ class _Run:
         if reason == "interrupted" and self._out_of_patience():
             reason = "patience"
         if reason == "interrupted":
+            done = f"interrupted after {self.server.accepted} updates"
+            if not self.engine.resumable:
+                raise RunFailed(
+                    f"{done}; a strategy of Flower's cannot be resumed, only begun anew"
+                )
             self._save()
-            raise RunFailed(
-                f"interrupted after {self.server.accepted} updates; go on with"
-                f" `latecomer run --resume {self.folder}`"
-            )
+            raise RunFailed(f"{done}; go on with `latecomer run --resume {self.folder}`")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(self._explained(reason))
@@ -312,6 +316,8 @@ class _Run:
             self.staleness["max"] = max(self.staleness["max"], staleness)
 
     def _checkpoint_is_due(self) -> bool:
+        if not self.engine.resumable:
+            return False
         every = self.config.checkpoint.every
         if every:
             return self.server.accepted - self.saved_updates >= every
