@@ -131,7 +131,7 @@ def config_of(choice):
     return parse(tree)
 
 
-class Killed(Exception):
+class Killed(BaseException):
     pass
 
 
