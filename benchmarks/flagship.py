@@ -1,0 +1,256 @@
+"""The studies of docs/studies/flagship.md: `latecomer` against all baselines, in trouble.
+
+python benchmarks/flagship.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out DIR] [--charts DIR]
+
+digits, mnist, uci-har, sp-sw-har, watch: phones, a class with the late, weak devices, a drift in
+mid-run. one-class: UCI HAR with one activity per phone. plain: digits without any of it. worlds:
+half of the devices rename their classes. private: digits with a budget. parts: `latecomer` with one
+part off at a time. The learning rate of every method is the best of three by accuracy on seed 4,
+which is in no table. All but digits, plain, worlds, private and parts need ../shared/data.
+"""
+
+import argparse
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from charts import line_chart
+from studies import EXAMPLES, Runs, Settings, Study, arguments, by_method, curves, method, table
+
+DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+TUNED_ON = [4]
+LAST = 0.75  # of the virtual time: what comes after is averaged
+BASELINES = (
+    "fedavg",
+    "fedadam",
+    "oort",
+    "semi-async",
+    "weighted",
+    "first-order",
+    "w-pred",
+    "asyn-tiers",
+    "feddc",
+    "safa",
+    "fedsea",
+    "fedasync",
+    "feddc-fedasync",
+    "fedbuff",
+    "feddc-fedbuff",
+    "robust-fedbuff",
+    "ca2fl",
+    "fadas",
+    "asyncfeded",
+    "aso-fed",
+    "paflm",
+    "privaasyncfed",
+    "echopfl",
+)
+# The best of each family on digits, for the larger data.
+LEADERS = (
+    "fedavg",
+    "semi-async",
+    "first-order",
+    "feddc",
+    "fedsea",
+    "fedasync",
+    "fedbuff",
+    "feddc-fedbuff",
+    "ca2fl",
+    "fadas",
+    "aso-fed",
+    "echopfl",
+)
+OFF: dict[str, dict[str, Any]] = {
+    "no repair": {"repair": False},
+    "no stand-ins": {"stand_in": False},
+    "one cluster": {"clusters": 1},
+    "no broadcast": {"broadcast": False},
+    "no clipping": {"clip": 0.0},
+    "quorum": {"share": 0.7, "wait": True},
+    "at once": {"share": 0.0},
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A config of examples/flagship, changed by `settings`, under several methods."""
+
+    config: str
+    rates: tuple[float, ...]
+    devices: int
+    target: float
+    names: tuple[str, ...] = LEADERS
+    settings: Settings = field(default_factory=dict)
+    own: Mapping[str, dict[str, Any]] = field(default_factory=lambda: {"latecomer": {}})
+
+    def methods(self) -> dict[str, dict[str, Any]]:
+        ours = {label: method("latecomer", **options) for label, options in self.own.items()}
+        return ours | {name: method(name, **self._options(name)) for name in self.names}
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """Where a default is for a hundred devices, or known to fail (docs/strategies.md)."""
+        size = max(2, self.devices // 10)
+        match name:
+            case "fedbuff" | "feddc-fedbuff":
+                return {"size": size}
+            case "robust-fedbuff":
+                return {"size": size, "rule": "clip"}
+            case "ca2fl":
+                return {"size": size, "server_lr": size / self.devices}
+            case "fadas":
+                return {"size": max(2, size // 2)}
+            case "asyncfeded":
+                return {"lam": 0.1}
+            case "paflm":
+                return {"alpha": 1.0}
+            case "safa":
+                return {"lag": 30}
+            case _:
+                return {}
+
+
+LATE_DIGITS = Scenario("flagship/digits.toml", (0.1, 0.2, 0.4), 100, 0.85, BASELINES)
+NO_TROUBLE = {
+    "data.drift.kind": "none",
+    "fleet.late.delay": 0,
+    "fleet.profile": "tiers",
+    "submodels.level": "none",
+}
+SCENARIOS = {
+    "digits": LATE_DIGITS,
+    "mnist": Scenario("flagship/mnist.toml", (0.05, 0.1, 0.2), 50, 0.7),
+    "uci-har": Scenario("flagship/uci-har.toml", (0.05, 0.1, 0.2), 30, 0.85),
+    "sp-sw-har": Scenario("flagship/sp-sw-har.toml", (0.05, 0.1, 0.2), 23, 0.8),
+    "watch": Scenario("flagship/watch.toml", (0.05, 0.1, 0.2), 10, 0.7),
+    "one-class": Scenario(
+        "flagship/uci-har.toml",
+        (0.02, 0.05, 0.1),
+        30,
+        0.6,
+        settings={
+            "data.partition": "one-class",
+            "data.per_device": 60,
+            "data.drift.rate": 3.0,
+            "fleet.devices": 30,
+        },
+    ),
+    "plain": replace(LATE_DIGITS, names=LEADERS, target=0.9, settings=NO_TROUBLE),
+    "worlds": replace(
+        LATE_DIGITS,
+        names=("fedavg", "fedasync", "fedbuff", "echopfl", "clusterfl"),
+        settings={
+            **NO_TROUBLE,
+            "data.drift.kind": "shift",
+            "data.drift.begin": 40,
+            "data.partition": "iid",
+            "fleet.devices": 40,
+        },
+    ),
+    "private": replace(
+        LATE_DIGITS,
+        rates=(0.05, 0.1, 0.3),
+        names=("dp-fedasync", "privaasyncfed", "fedbuff", "feddc", "semi-async"),
+        settings={"privacy.epsilon": 10.0, "data.partition": "iid", "data.drift.kind": "none"},
+    ),
+    "parts": replace(LATE_DIGITS, names=(), own={"all": {}} | OFF),
+}
+
+
+def tuned(name: str, scenario: Scenario, args: argparse.Namespace) -> dict[str, float]:
+    """The best rate of every method; those known from an earlier call are kept."""
+    known = Path(args.out) / f"{name}-rates.json"
+    if known.exists():
+        return dict(json.loads(known.read_text()))
+    methods = {
+        f"{label}@{rate:g}": {**changes, "training": {"lr": rate}}
+        for label, changes in scenario.methods().items()
+        for rate in scenario.rates
+    }
+    trial = argparse.Namespace(out=args.out, jobs=args.jobs, seeds=TUNED_ON)
+    study = Study(scenario.config, methods, {"tuning": _settings(scenario)})
+    found = by_method(study.run(name, "tuning", trial))
+    scores = {
+        label: measures(runs[0], scenario.target)["accuracy"] for label, runs in found.items()
+    }
+    best = {
+        label: max(scenario.rates, key=lambda rate: scores[f"{label}@{rate:g}"])
+        for label in scenario.methods()
+    }
+    known.write_text(json.dumps(best, indent=2))
+    return best
+
+
+def _settings(scenario: Scenario) -> dict[str, Any]:
+    tree = tomllib.loads((EXAMPLES / scenario.config).read_text())
+    path = tree["data"].get("path")
+    where = {"data.path": str(Path(os.environ["LATECOMER_DATA"]) / path)} if path else {}
+    return {"evaluate.clients": True, **where, **scenario.settings}
+
+
+def measures(run: Any, target: float) -> dict[str, float]:
+    """The columns of the tables, for one run."""
+    metrics, summary = run.metrics, run.summary
+    time = metrics["virtual_seconds"]
+    last = metrics[time >= LAST * time.iloc[-1]]
+    each = pd.read_csv(run.folder / "devices.csv")["accuracy"].dropna().sort_values()
+    tenth = each.head(max(1, len(each) // 10)).mean()
+    reached = time[metrics["accuracy"] >= target]
+    epsilon = (summary["epsilon"] or {}).get("mean")
+    found = {
+        "accuracy": last["accuracy"].mean(),
+        "late class": last["accuracy_affected"].mean(),
+        "on devices": last["client_accuracy"].mean(),
+        "worst device": last["client_accuracy_worst"].mean(),
+        "worst tenth": tenth,
+        "late devices": summary["client_accuracy"]["late_mean"],
+        f"s to {target:g}": reached.min(),
+        "MB up": summary["bytes"]["up"] / 1e6,
+        "MB down": summary["bytes"]["down"] / 1e6,
+    }
+    return found | ({"epsilon": epsilon} if epsilon else {})
+
+
+def study(name: str, args: argparse.Namespace) -> tuple[Runs, str]:
+    scenario = SCENARIOS[name]
+    rates = tuned(name, scenario, args)
+    methods = {
+        label: {**changes, "training": {"lr": rates[label]}}
+        for label, changes in scenario.methods().items()
+    }
+    runs = Study(scenario.config, methods, {"": _settings(scenario)}).run(name, "", args)
+    rows = {
+        f"`{label}` ({rates[label]:g})": [measures(each, scenario.target) for each in found]
+        for label, found in by_method(runs).items()
+    }
+    ours = len(scenario.own)
+    first, rest = list(rows)[:ours], list(rows)[ours:]
+    rest.sort(key=lambda label: -pd.Series([row["accuracy"] for row in rows[label]]).mean())
+    digits = {"s to": 0, "MB": 0}
+    shown = {label: rows[label] for label in [*first, *rest]}
+    return runs, table(shown, digits | dict.fromkeys(("acc", "late", "on", "worst", "eps"), 3))
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "", SCENARIOS, "runs/flagship")
+    args = parser.parse_args()
+    os.environ.setdefault("LATECOMER_DATA", str(DATA))
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    for name in args.names:
+        runs, text = study(name, args)
+        print(f"\n## {name}\n\n{text}\n", flush=True)
+        if args.charts:
+            best = list(by_method(runs))[:7]
+            some = {key: run for key, run in runs.items() if key[0] in best}
+            for column, what in (("accuracy", "accuracy"), ("accuracy_affected", "late class")):
+                path = Path(args.charts) / f"flagship-{name}-{column}.svg"
+                lines = curves(some, column, "virtual_seconds")
+                line_chart(path, f"{name}: {what}", "virtual seconds", what, lines)
+
+
+if __name__ == "__main__":
+    main()
