@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
 from latecomer.core.strategy import Finishes, Strategy
-from latecomer.errors import BadInput, RunFailed
+from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
@@ -203,7 +203,7 @@ class _Run:
             reason = "patience"
         if reason == "interrupted":
             self._save()
-            raise RunFailed(
+            raise Interrupted(
                 f"interrupted after {self.server.accepted} updates; go on with"
                 f" `latecomer run --resume {self.folder}`"
             )

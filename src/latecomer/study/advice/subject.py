@@ -1,0 +1,93 @@
+"""What a user points at: a config, a finished run, or a finished comparison."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latecomer.errors import BadInput, did_you_mean
+from latecomer.strategies.recipe import find_recipe
+from latecomer.study.advice.facts import Facts, Run
+from latecomer.study.advice.measured import contest, measured
+from latecomer.study.advice.scenario import profile
+from latecomer.study.config import Tree, merged, parse, quickstart, read_toml, with_settings
+from latecomer.study.experiment import Experiment
+from latecomer.study.results import Result, load
+
+PLAIN = "fedasync"  # in whose place a reference is profiled: with nobody late there is no advice
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scenario and everything known of it; `run` is what a user types to run it."""
+
+    tree: Tree
+    run: str
+    facts: Facts
+    notes: tuple[str, ...] = ()
+
+
+def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
+    """From a TOML file, from the folder of a run or comparison, or (None) from the quickstart."""
+    if path is None:
+        return _scenario(with_settings(quickstart(), settings), "latecomer run", settings)
+    if path.is_dir():
+        return _folder(path, settings)
+    if not path.exists():
+        near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise BadInput(f"{path}: no such config file or folder{did_you_mean(path.name, near)}")
+    return _scenario(with_settings(read_toml(path), settings), f"latecomer run {path}", settings)
+
+
+def _scenario(tree: Tree, command: str, settings: Sequence[str]) -> Subject:
+    facts, notes = _facts(tree)
+    return Subject(tree, _typed(command, settings), facts, notes)
+
+
+def _folder(folder: Path, settings: Sequence[str]) -> Subject:
+    found, won = load(folder), None
+    if not isinstance(found, Result):
+        won, found = contest(found)
+    # How it was computed is no part of the scenario, and may not suit another strategy.
+    settings = ["engine.kernel=auto", *settings]
+    tree = with_settings(read_toml(found.folder / "config.toml"), settings)
+    command = _typed(f"latecomer run {found.folder / 'config.toml'}", settings)
+    run = measured(found)
+    try:
+        facts, notes = _facts(tree, run)
+    except BadInput as error:
+        config = parse(tree)
+        facts = Facts(None, run, None, config.strategy.name, config.training.lr)
+        notes = (f"advice from the run's files alone, its scenario cannot be built: {error}",)
+    facts = Facts(facts.scenario, run, won, facts.strategy, facts.lr, facts.devices, facts.tuned)
+    return Subject(tree, command, facts, notes)
+
+
+def _typed(command: str, settings: Sequence[str]) -> str:
+    return " ".join([command, *(f"--set '{each}'" for each in settings)])
+
+
+def _facts(tree: Mapping[str, Any], run: Run | None = None) -> tuple[Facts, tuple[str, ...]]:
+    config, notes = parse(tree), tuple[str, ...]()
+    recipe = find_recipe(config.strategy.name)
+    if recipe.pooled or recipe.punctual:
+        notes = (f"{recipe.name} is a reference, no strategy for a fleet: looked at as {PLAIN}",)
+        config = parse({**tree, "strategy": {"name": PLAIN}})
+    experiment = Experiment(config)
+    devices = sum(len(client.train.y) > 0 for client in experiment.federation.clients)
+    facts = Facts(
+        profile(experiment),
+        run,
+        None,
+        config.strategy.name,
+        config.training.lr,
+        devices,
+        _tuned(config.compare),
+    )
+    return facts, (*notes, *experiment.notes)
+
+
+def _tuned(special: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Learning rates that the config has for strategies other than its own."""
+    rates = {name: merged({}, each).get("training", {}).get("lr") for name, each in special.items()}
+    return {name: float(lr) for name, lr in rates.items() if isinstance(lr, int | float)}
