@@ -68,7 +68,7 @@ class Run:
     lr: float
     chance: float  # accuracy of guessing
     accuracy: float  # mean of the last fifth
-    lowest: float  # in the second half
+    dip: float  # the deepest fall below what was reached before, in the second half
     gain: float  # last tenth against the tenth before the last quarter
     own_mean: float | None = None
     own_worst: float | None = None

@@ -67,7 +67,7 @@ def _curve(rows: pd.DataFrame) -> dict[str, Any]:
     before = accuracy[(time >= 0.65 * end) & (time <= 0.75 * end)]
     return {
         "accuracy": last_part(rows, "accuracy"),
-        "lowest": float(accuracy[time >= 0.5 * end].min()),
+        "dip": float((accuracy.cummax() - accuracy)[time >= 0.5 * end].max()),
         "gain": float(accuracy[time >= 0.9 * end].mean() - before.mean()) if len(before) else 0.0,
     }
 

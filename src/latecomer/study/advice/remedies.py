@@ -139,7 +139,7 @@ def _usual(facts: Facts) -> list[Suggestion]:
     if facts.scenario and facts.scenario.budget:
         return _private(facts)
     return [
-        Suggestion("fedbuff", "the first to try: ten updates calm what one does", AT_ONCE),
+        _buffered(facts, "the first to try: several updates calm what one does"),
         Suggestion("fadas", "nearly indifferent to the devices' learning rate", AT_ONCE),
         Suggestion(
             "semi-async", "half of the updates and bytes of those that merge at once", QUORUM
@@ -147,9 +147,19 @@ def _usual(facts: Facts) -> list[Suggestion]:
     ]
 
 
+def _size(facts: Facts) -> int:
+    """Updates per commit: docs/studies/har.md has 5 for 10 devices, 10 for 23 and more."""
+    return min(10, max(2, facts.devices // 2)) if facts.devices else 10
+
+
+def _buffered(facts: Facts, reason: str, see: str = AT_ONCE) -> Suggestion:
+    size = _size(facts)
+    return Suggestion("fedbuff", reason, see, {} if size == 10 else {"size": size})
+
+
 def _remembering(facts: Facts, reason: str) -> Suggestion:
-    # docs/strategies.md: `server_lr` about `size` / devices; at 1 it fails.
-    size = min(10, max(1, facts.devices))
+    # docs/strategies.md: `server_lr` about `size` / devices; at 1 it fails with 100 of them.
+    size = _size(facts)
     options = {"size": size, "server_lr": float(f"{size / max(size, facts.devices):.2g}")}
     return Suggestion("ca2fl", reason, AT_ONCE, options)
 
@@ -186,9 +196,9 @@ def _private(facts: Facts) -> list[Suggestion]:
             "narrow models spare weak devices, and cost them accuracy",
             "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
         ),
-        Suggestion(
-            "fedbuff",
-            "a buffer averages the noise of ten updates (not measured by us)",
+        _buffered(
+            facts,
+            "a buffer averages the noise of several updates (not measured by us)",
             "docs/privacy.md#choosing-settings",
         ),
     ]
@@ -213,13 +223,13 @@ def _for_worlds(facts: Facts) -> list[Suggestion]:
 def _for_absence(facts: Facts) -> list[Suggestion]:
     return [
         _remembering(facts, "the last update of an absent device goes on to speak"),
-        Suggestion("fedbuff", "waits for nobody", AT_ONCE),
+        _buffered(facts, "waits for nobody"),
     ]
 
 
 def _for_stale(facts: Facts) -> list[Suggestion]:
     return [
-        Suggestion("fedbuff", "merges at once and discounts what is old", AT_ONCE),
+        _buffered(facts, "merges at once and discounts what is old"),
         Suggestion("semi-async", "epochs, and old updates in full", QUORUM),
         Suggestion("fadas", "shorter steps where a buffer holds old updates", AT_ONCE),
     ]
@@ -234,7 +244,14 @@ def _for_badly_served(facts: Facts) -> list[Suggestion]:
 
 
 def _for_speed(facts: Facts) -> list[Suggestion]:
-    found = [Suggestion("fedbuff", "waits for nobody, and calms the fast ones", AT_ONCE)]
+    found = [_buffered(facts, "waits for nobody, and calms the fast ones")]
+    if facts.scenario and facts.scenario.tied:
+        found = [
+            _remembering(facts, "slow devices, who hold classes alone, keep a full voice"),
+            Suggestion(
+                "aso-fed", "weight by data, not by staleness; slow ones step further", AT_ONCE
+            ),
+        ]
     if facts.scenario and not facts.scenario.jitter:
         found.append(
             Suggestion("fedsea", "speeds are steady: slow devices do fewer local epochs", QUORUM)
@@ -244,7 +261,7 @@ def _for_speed(facts: Facts) -> list[Suggestion]:
 
 def _for_skew(facts: Facts) -> list[Suggestion]:
     return [
-        Suggestion("fedbuff", "a commit is made of ten devices' data", AT_ONCE),
+        _buffered(facts, "a commit is made of several devices' data"),
         _remembering(facts, "the steadiest where data differ"),
     ]
 

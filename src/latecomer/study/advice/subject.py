@@ -40,7 +40,7 @@ def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
 
 
 def _scenario(tree: Tree, command: str, settings: Sequence[str]) -> Subject:
-    facts, notes = _facts(tree)
+    facts, notes = _facts(tree, where=command.removeprefix("latecomer run ").strip())
     return Subject(tree, _typed(command, settings), facts, notes)
 
 
@@ -67,8 +67,10 @@ def _typed(command: str, settings: Sequence[str]) -> str:
     return " ".join([command, *(f"--set '{each}'" for each in settings)])
 
 
-def _facts(tree: Mapping[str, Any], run: Run | None = None) -> tuple[Facts, tuple[str, ...]]:
-    config, notes = parse(tree), tuple[str, ...]()
+def _facts(
+    tree: Mapping[str, Any], run: Run | None = None, where: str = "config"
+) -> tuple[Facts, tuple[str, ...]]:
+    config, notes = parse(tree, where), tuple[str, ...]()
     recipe = find_recipe(config.strategy.name)
     if recipe.pooled or recipe.punctual:
         notes = (f"{recipe.name} is a reference, no strategy for a fleet: looked at as {PLAIN}",)

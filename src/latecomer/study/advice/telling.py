@@ -78,8 +78,8 @@ def _measured(facts: Facts) -> Iterator[str]:
     if s is not None:
         yield (
             f"Scenario: {s.devices} devices with {s.examples:.0f} examples (median), {s.late} of"
-            f" them late; about {s.epochs:.0f} epochs; updates {s.age:.1f} epochs old on average, of"
-            f" {s.update_bytes / 1e3:.0f} kB; {s.away:.0%} of the time out of reach."
+            f" them late; about {s.epochs:.0f} epochs; updates {s.age:.1f} epochs old on average,"
+            f" of {s.update_bytes / 1e3:.0f} kB; {s.away:.0%} of the time out of reach."
         )
     if run is not None:
         late = "" if run.own_late is None else f", {run.own_late:.2f} on late devices"
