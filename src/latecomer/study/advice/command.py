@@ -9,7 +9,7 @@ from rich.console import Console
 from latecomer.errors import BadInput, Interrupted
 from latecomer.study.advice.advice import Race, advise, write_advice
 from latecomer.study.advice.race import COLUMNS, plan_race
-from latecomer.study.advice.subject import subject
+from latecomer.study.advice.subject import subject, typed
 from latecomer.study.advice.telling import edge_line, lines, race_opening, rung_table, verdict_line
 from latecomer.study.compare import Cell
 from latecomer.study.runner import new_folder
@@ -42,8 +42,8 @@ def advise_on(
         write_advice(new_folder(folder), document)
         console.print(f"advice: {folder / 'advice.json'}", markup=False)
     else:
-        name = f" {path}" if path else ""
-        console.print(f"Not sure? `latecomer advise{name} --try` races them.", markup=False)
+        again = typed(" ".join(["latecomer advise", *([str(path)] if path else [])]), settings)
+        console.print(f"Not sure? `{again} --try` races them.", markup=False)
     if as_json:
         print(json.dumps(document, indent=2))
 

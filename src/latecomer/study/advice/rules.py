@@ -127,12 +127,12 @@ def late_data(facts: Facts) -> Finding | None:
         return None
     classes = ", ".join(f"{share:.0%} of class {name}" for name, share in s.tied.items())
     who = f"{s.behind} {'late' if s.late else 'slow or unheard'} devices"
-    away = " and are away meanwhile" if s.busy else ""
+    away = " They are away meanwhile." if s.busy else ""
     return Finding(
         "late-data",
         f"Lateness is tied to data: the {who} hold {classes} ({s.behind_share:.0%} of all"
-        f" examples). Their updates are {s.age_behind:.1f} epochs old when they come"
-        f"{away}; those of all devices {s.age:.1f}.",
+        f" examples). Their updates are {s.age_behind:.1f} epochs old when they come; those of all"
+        f" devices {s.age:.1f}.{away}",
         {
             **{f"share_of_{name}": share for name, share in s.tied.items()},
             "devices_behind": s.behind,

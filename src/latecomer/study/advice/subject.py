@@ -41,7 +41,7 @@ def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
 
 def _scenario(tree: Tree, command: str, settings: Sequence[str]) -> Subject:
     facts, notes = _facts(tree, where=command.removeprefix("latecomer run ").strip())
-    return Subject(tree, _typed(command, settings), facts, notes)
+    return Subject(tree, typed(command, settings), facts, notes)
 
 
 def _folder(folder: Path, settings: Sequence[str]) -> Subject:
@@ -51,7 +51,7 @@ def _folder(folder: Path, settings: Sequence[str]) -> Subject:
     # How it was computed is no part of the scenario, and may not suit another strategy.
     settings = ["engine.kernel=auto", *settings]
     tree = with_settings(read_toml(found.folder / "config.toml"), settings)
-    command = _typed(f"latecomer run {found.folder / 'config.toml'}", settings)
+    command = typed(f"latecomer run {found.folder / 'config.toml'}", settings)
     run = measured(found)
     try:
         facts, notes = _facts(tree, run)
@@ -63,7 +63,8 @@ def _folder(folder: Path, settings: Sequence[str]) -> Subject:
     return Subject(tree, command, facts, notes)
 
 
-def _typed(command: str, settings: Sequence[str]) -> str:
+def typed(command: str, settings: Sequence[str]) -> str:
+    """The command with these settings, as one would type it."""
     return " ".join([command, *(f"--set '{each}'" for each in settings)])
 
 

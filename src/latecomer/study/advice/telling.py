@@ -1,6 +1,6 @@
 """Advice in words: what dominates, what to try, how the race went."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import isfinite, isnan
 
 from rich.table import Table
@@ -8,6 +8,7 @@ from rich.table import Table
 from latecomer.study.advice.advice import Advice
 from latecomer.study.advice.facts import Facts
 from latecomer.study.advice.race import COLUMNS, Candidate, Entry, Plan, Rung, Verdict
+from latecomer.study.advice.subject import typed
 
 CALLED = {
     "divergence": "learning has failed",
@@ -64,11 +65,11 @@ def lines(advice: Advice) -> Iterator[str]:
     for suggestion in advice.suggestions:
         yours = " (what you have)" if suggestion.name == advice.subject.facts.strategy else ""
         yield f"  {suggestion.name}{yours}: {suggestion.reason} [{suggestion.see}]"
-        yield f"    {advice.subject.run} {_typed(suggestion.settings)}"
+        yield f"    {typed(advice.subject.run, suggestion.settings)}"
     if advice.changes:
         yield "Settings to try with any of them:"
     for change in advice.changes:
-        yield f"  {_typed(change.settings)}"
+        yield f"  {typed('', change.settings).strip()}"
         yield f"    {change.reason} [{change.see}]"
 
 
@@ -90,10 +91,6 @@ def _measured(facts: Facts) -> Iterator[str]:
             f" {run.staleness_max} at most; {run.waiting:.0%} of the time waiting;"
             f" {run.refused:.1%} refused, {run.dropped:.1%} dropped; {run.megabytes_up:.0f} MB up."
         )
-
-
-def _typed(settings: Iterable[str]) -> str:
-    return " ".join(f"--set '{each}'" for each in settings)
 
 
 def race_opening(plan: Plan) -> str:
