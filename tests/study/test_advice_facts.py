@@ -167,3 +167,16 @@ def test_the_winner_of_a_comparison_is_named(tiny_tree: Tree, tmp_path: Path) ->
     assert found.margin > 0
     assert run.summary["strategy"] == "fedasync"
     assert subject(tmp_path / "both").facts.contest == found
+
+
+def test_references_win_no_comparison(tiny_tree: Tree, tmp_path: Path) -> None:
+    compare(tiny_tree, ["centralised", "fedasync"], [1], tmp_path / "both")
+    found, _ = contest(Comparison(tmp_path / "both"))
+    assert (found.winner, found.second, found.spread) == ("fedasync", "", None)
+
+
+def test_a_fleet_that_loses_everything_or_takes_no_time(facts: Callable[..., Scenario]) -> None:
+    hopeless = facts("fleet.crash=1.0")
+    assert (hopeless.unheard, hopeless.lost) == (1.0, 1.0)
+    timeless = facts("fleet.seconds_per_task=0")
+    assert (timeless.age, timeless.epochs, timeless.speed_ratio) == (0.0, 0.0, 1.0)

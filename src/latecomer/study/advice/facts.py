@@ -98,7 +98,7 @@ class Contest:
     """The outcome of a comparison that was already there."""
 
     winner: str
-    second: str
+    second: str  # empty: there was nobody else
     margin: float
     spread: float | None  # None: one seed
     seeds: int

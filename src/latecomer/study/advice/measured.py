@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from latecomer.errors import BadInput
+from latecomer.strategies.recipe import recipes
 from latecomer.study.advice.facts import Contest, Run
 from latecomer.study.advice.scenario import away_share
 from latecomer.study.config import load_config
@@ -146,14 +147,19 @@ def _repairs(summary: Mapping[str, Any], history: History) -> dict[str, Any]:
 
 
 def contest(comparison: Comparison) -> tuple[Contest, Result]:
-    """Who won by mean accuracy, by how much over the second, and the first run of the winner."""
+    """Who won by mean accuracy, by how much over the second, and the first run of the winner.
+
+    References (an oracle, everybody's data in one place) are no strategies for a fleet, and
+    cannot win unless there is nothing else.
+    """
     table = comparison.table
     if missing := {"strategy", "seed", "accuracy"} - set(table):
         raise BadInput(f"{comparison.folder}: compare.csv has no {', '.join(sorted(missing))}")
     by_seed = table.pivot(index="seed", columns="strategy", values="accuracy")
     order = by_seed.mean().sort_values(ascending=False, kind="stable").index.tolist()
-    winner, second = order[0], order[min(1, len(order) - 1)]
-    gaps = by_seed[winner] - by_seed[second]
+    marks = {r.name for r in recipes().values() if r.pooled or r.punctual}
+    winner, second, *_ = [*([n for n in order if n not in marks] or order), ""]
+    gaps = by_seed[winner] - (by_seed[second] if second else by_seed[winner])
     spread = float(gaps.std()) if len(gaps) > 1 else None
     found = Contest(winner, second, float(gaps.mean()), spread, len(gaps))
     runs = comparison.runs

@@ -94,7 +94,8 @@ def rehearse(experiment: Experiment, most: int = MOST_UPDATES) -> Arrivals:
     )
     bounds = experiment.bounds(strategy)
     updates = min(bounds.updates or most, most)
-    engine.run(Bounds(updates, 0, bounds.virtual_seconds), lambda: True)
+    # Where every task is lost there is never an update.
+    engine.run(Bounds(updates, 0, bounds.virtual_seconds), lambda: len(history.tasks) < most)
     return Arrivals.of(history)
 
 

@@ -141,7 +141,8 @@ class _Pace:
         """The share of what was rehearsed after which nine tenths of these were heard once."""
         who, first = np.unique(self.arrivals.device, return_index=True)
         times = self.arrivals.came[first][np.isin(who, devices)]
-        return float(np.quantile(times, 0.9) / self.arrivals.seconds) if len(times) else 0.0
+        seconds = self.arrivals.seconds
+        return float(np.quantile(times, 0.9) / seconds) if len(times) and seconds else 0.0
 
 
 def _rehearsed(experiment: Experiment, arrivals: Arrivals) -> float:

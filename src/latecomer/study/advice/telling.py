@@ -6,7 +6,7 @@ from math import isfinite, isnan
 from rich.table import Table
 
 from latecomer.study.advice.advice import Advice
-from latecomer.study.advice.facts import Facts
+from latecomer.study.advice.facts import Contest, Facts
 from latecomer.study.advice.race import COLUMNS, Candidate, Entry, Plan, Rung, Verdict
 from latecomer.study.advice.subject import typed
 
@@ -44,16 +44,7 @@ def lines(advice: Advice) -> Iterator[str]:
     for note in advice.subject.notes:
         yield f"note: {note}"
     if contest is not None:
-        yield (
-            f"Winner of the comparison: {contest.winner}, {contest.margin:+.3f} in accuracy on"
-            f" {contest.second}"
-            + (
-                f" ± {contest.spread:.3f} over {contest.seeds} seeds."
-                if contest.spread is not None
-                else " (one seed: the spread is not known)."
-            )
-            + " The rest is about its first run."
-        )
+        yield _won(contest)
     yield from _measured(advice.subject.facts)
     yield f"What dominates: {CALLED[first.kind]}"
     yield ""
@@ -71,6 +62,19 @@ def lines(advice: Advice) -> Iterator[str]:
     for change in advice.changes:
         yield f"  {typed('', change.settings).strip()}"
         yield f"    {change.reason} [{change.see}]"
+
+
+def _won(contest: Contest) -> str:
+    spread = (
+        "one seed: the spread is not known"
+        if contest.spread is None
+        else f"± {contest.spread:.3f} over {contest.seeds} seeds"
+    )
+    ahead = f", {contest.margin:+.3f} in accuracy on {contest.second} ({spread})"
+    return (
+        f"Winner of the comparison: {contest.winner}{ahead if contest.second else ''}."
+        " The rest is about its first run."
+    )
 
 
 def _measured(facts: Facts) -> Iterator[str]:
