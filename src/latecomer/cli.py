@@ -143,7 +143,7 @@ def advise(
     what: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG.toml|DIR]",
+            metavar="CONFIG.toml|DIR",
             help="A config, or the folder of a run or comparison; without it the quickstart.",
         ),
     ] = None,

@@ -74,6 +74,7 @@ RUNS = [
         {"own_rare": 0.5, "own_frequent": 1},
     ),
     ("swings", {"dip": 0.04}, {"dip": 0.05}),
+    ("swings", {"dip": 0.2, "gain": 0.02}, {"dip": 0.2, "gain": 0.01}),
     ("waiting", {"waiting": 0.29}, {"waiting": 0.3}),
     ("lost", {"dropped": 0.09}, {"dropped": 0.1}),
     ("repair", {"repairs": None}, {"repairs": 3}),

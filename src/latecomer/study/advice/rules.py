@@ -225,7 +225,8 @@ def served_worse(facts: Facts) -> Finding | None:
 
 def swings(facts: Facts) -> Finding | None:
     run = facts.run
-    if run is None or run.dip < SWINGS:
+    # A run that is still learning swings at any good rate: docs/strategies.md, "early epochs swing".
+    if run is None or run.dip < SWINGS or run.gain >= RISING:
         return None
     return Finding(
         "swings",
