@@ -24,7 +24,14 @@ from latecomer.study.advice.race import (
     verdict,
 )
 from latecomer.study.advice.subject import Subject, subject
-from latecomer.study.advice.telling import edge_line, lines, race_opening, rung_table, verdict_line
+from latecomer.study.advice.telling import (
+    edge_line,
+    lines,
+    race_opening,
+    rung_table,
+    verdict_line,
+    yours_line,
+)
 from latecomer.study.compare import Cell
 from latecomer.study.config import load_config
 
@@ -176,7 +183,7 @@ def few(found: Subject, *names: str) -> Plan:
     """A race of some at one rate."""
     made = plan_race(found, advise(found).suggestions, [1, 2])
     chosen = tuple(candidate(name) for name in names)
-    return replace(made, candidates=chosen, lengths=(0.5, 0.5, 1.0))
+    return replace(made, candidates=chosen, lengths=(0.5, 0.5, 1.0), own=None)
 
 
 def test_halving_keeps_the_best_and_runs_nothing_twice(config: Path, tmp_path: Path) -> None:
@@ -198,6 +205,15 @@ def test_halving_keeps_the_best_and_runs_nothing_twice(config: Path, tmp_path: P
     assert len(list((tmp_path / "race" / "length-0.5").iterdir())) == 3 + 2
     again = list(race(plan, tmp_path / "race", 1, tell))
     assert again == rungs
+
+
+def test_what_is_configured_is_in_the_last_rung(config: Path, tmp_path: Path) -> None:
+    plan = replace(few(subject(config), "fedavg", "fedsea"), own=candidate("standalone", YOURS))
+    *early, final = race(plan, tmp_path / "race", 1, lambda cell, score: None)
+    assert all(YOURS not in {e.candidate.label for e in rung.entries} for rung in early)
+    assert final.entries[-1].candidate.label == YOURS
+    assert "What you have, standalone at lr 0.1" in (yours_line(final, plan) or "")
+    assert yours_line(replace(final, entries=final.entries[:2]), plan) is None
 
 
 def test_a_candidate_that_fails_does_not_end_the_race(

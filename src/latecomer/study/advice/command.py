@@ -10,7 +10,14 @@ from latecomer.errors import BadInput, Interrupted
 from latecomer.study.advice.advice import Race, advise, write_advice
 from latecomer.study.advice.race import COLUMNS, plan_race
 from latecomer.study.advice.subject import subject, typed
-from latecomer.study.advice.telling import edge_line, lines, race_opening, rung_table, verdict_line
+from latecomer.study.advice.telling import (
+    edge_line,
+    lines,
+    race_opening,
+    rung_table,
+    verdict_line,
+    yours_line,
+)
 from latecomer.study.compare import Cell
 from latecomer.study.runner import new_folder
 
@@ -65,8 +72,9 @@ def _race(race: Race, jobs: int, console: Console) -> dict[str, object]:
         ) from stop
     found = race.finish()
     console.print(verdict_line(found, race.plan), markup=False)
-    if warning := edge_line(found, race.plan):
-        console.print(warning, markup=False)
+    for line in (yours_line(race.rungs[-1], race.plan), edge_line(found, race.plan)):
+        if line is not None:
+            console.print(line, markup=False)
     console.print(
         f"advice: {race.folder / 'advice.json'}\nrun it: latecomer run"
         f" {race.folder / 'advice.toml'}",

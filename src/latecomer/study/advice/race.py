@@ -100,6 +100,7 @@ class Plan:
     seeds: tuple[int, ...]
     audience: str
     target: float | None
+    own: Candidate | None = None  # what is configured; it is in the last rung in any case
 
     def document(self) -> dict[str, Any]:
         """All of it as plain values: a folder that holds another plan is not this race."""
@@ -108,7 +109,8 @@ class Plan:
     def cost(self) -> float:
         """At most so many runs of full length."""
         labels = len({c.label for c in self.candidates})
-        counts = (len(self.candidates), _kept(labels), min(FINALISTS, labels))
+        finalists = min(FINALISTS, labels) + (self.own is not None)
+        counts = (len(self.candidates), _kept(labels), finalists)
         seeds = (1, min(2, len(self.seeds)), len(self.seeds))
         return sum(n * k * x for n, k, x in zip(counts, seeds, self.lengths, strict=True))
 
@@ -146,7 +148,8 @@ def plan_race(
     several = tuple(
         replace(each, lr=float(f"{each.lr * rate:.2g}")) for each in candidates for rate in RATES
     )
-    return Plan(merged(tree, fixed), several, _lengths(subject), tuple(seeds), audience, target)
+    lengths = _lengths(subject)
+    return Plan(merged(tree, fixed), several, lengths, tuple(seeds), audience, target, own)
 
 
 def _own(tree: Tree) -> Candidate | None:
@@ -175,6 +178,8 @@ def race(plan: Plan, folder: Path, jobs: int, told: Told) -> Iterator[Rung]:
     keep = (_kept(labels), FINALISTS, 1)
     several = (plan.seeds[:1], plan.seeds[:2], plan.seeds)
     for length, seeds, most in zip(plan.lengths, several, keep, strict=True):
+        if most == 1 and plan.own and plan.own.label not in {c.label for c in running}:
+            running.append(plan.own)
         entries = _ranked(_run(plan, running, length, seeds, folder, jobs, told))
         best = list({e.candidate.label: e for e in reversed(entries)}.values())
         best = _ranked(best)[:most]

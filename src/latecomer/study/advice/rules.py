@@ -225,7 +225,7 @@ def served_worse(facts: Facts) -> Finding | None:
 
 def swings(facts: Facts) -> Finding | None:
     run = facts.run
-    # A run that is still learning swings at any good rate: docs/strategies.md, "early epochs swing".
+    # Who still learns swings at any good rate: docs/strategies.md, "the early epochs swing".
     if run is None or run.dip < SWINGS or run.gain >= RISING:
         return None
     return Finding(

@@ -7,7 +7,16 @@ from rich.table import Table
 
 from latecomer.study.advice.advice import Advice
 from latecomer.study.advice.facts import Contest, Facts
-from latecomer.study.advice.race import COLUMNS, Candidate, Entry, Plan, Rung, Verdict
+from latecomer.study.advice.race import (
+    COLUMNS,
+    FINALISTS,
+    YOURS,
+    Candidate,
+    Entry,
+    Plan,
+    Rung,
+    Verdict,
+)
 from latecomer.study.advice.subject import typed
 
 CALLED = {
@@ -166,6 +175,15 @@ def verdict_line(verdict: Verdict, plan: Plan) -> str:
         f"No winner: {at} is {margin} ahead of {shown(second)}, within the spread of ± {spread}."
         f" Take the simplest: {shown(verdict.chosen)} at lr {verdict.chosen.lr:g}."
     )
+
+
+def yours_line(final: Rung, plan: Plan) -> str | None:
+    """How what is configured did in the end; nothing if it is a reference, or among the best."""
+    for entry in final.entries[FINALISTS:]:
+        if entry.candidate.label == YOURS:
+            name, lr = entry.candidate.name, entry.candidate.lr
+            return f"What you have, {name} at lr {lr:g}: {_score(entry, plan)}."
+    return None
 
 
 def edge_line(verdict: Verdict, plan: Plan) -> str | None:
