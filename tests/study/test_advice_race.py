@@ -23,6 +23,7 @@ from latecomer.study.advice.race import (
     race,
     verdict,
 )
+from latecomer.study.advice.remedies import Suggestion
 from latecomer.study.advice.subject import Subject, subject
 from latecomer.study.advice.telling import (
     edge_line,
@@ -157,6 +158,14 @@ def test_the_plan_has_what_is_configured_and_what_is_suggested(config: Path) -> 
     assert mine.strategy == {"name": "fedasync", "alpha": 0.4}
     assert plan.base["stop"]["updates"] == 40
     assert "compare" not in plan.base
+
+
+def test_a_suggestion_that_the_config_forbids_is_left_out(config: Path) -> None:
+    found = subject(config, ["privacy.epsilon=1.0"])
+    asked = [Suggestion("ifca", "", ""), Suggestion("fedbuff", "", "")]
+    plan = plan_race(found, asked, [1])
+    assert {c.label for c in plan.candidates} == {YOURS, "fedbuff"}
+    assert "left out: strategy 'ifca'" in race_opening(plan)
 
 
 def test_a_short_run_hears_late_devices_and_drift_is_not_cut(config: Path) -> None:

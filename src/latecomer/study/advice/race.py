@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from latecomer.errors import BadInput, Interrupted, RunFailed
+from latecomer.strategies.recipe import find_recipe
 from latecomer.study.advice.measured import last_part
 from latecomer.study.advice.remedies import Suggestion, simplicity
 from latecomer.study.advice.subject import Subject
@@ -101,6 +102,7 @@ class Plan:
     audience: str
     target: float | None
     own: Candidate | None = None  # what is configured; it is in the last rung in any case
+    refused: tuple[str, ...] = ()  # suggestions that this config does not allow, and why
 
     def document(self) -> dict[str, Any]:
         """All of it as plain values: a folder that holds another plan is not this race."""
@@ -128,11 +130,20 @@ def plan_race(
     tree = {key: value for key, value in subject.tree.items() if key not in ("compare", "study")}
     own = _own(tree)
     candidates = [] if own is None else [own]
+    experiments = [] if own is None else [Experiment(parse(tree))]
+    refused = []
     for each in suggestions:
-        if own is None or each.name != own.name:
-            lr = each.lr if each.lr is not None else subject.facts.lr
-            candidates.append(Candidate(each.name, each.table, lr))
-    experiments = [Experiment(parse(each.tree(tree), each.label)) for each in candidates]
+        if own is not None and each.name == own.name:
+            continue
+        lr = each.lr if each.lr is not None else subject.facts.lr
+        candidate = Candidate(each.name, each.table, lr)
+        try:
+            experiments.append(Experiment(parse(candidate.tree(tree))))
+            candidates.append(candidate)
+        except BadInput as error:
+            refused.append(str(error))
+    if not candidates:
+        raise BadInput(f"none of the suggestions can be run: {refused[0]}")
     resolved = experiments[0].config
     if audience == "late" and not resolved.fleet.late.classes:
         raise BadInput("--for late: the config names no fleet.late.classes to measure on")
@@ -148,14 +159,22 @@ def plan_race(
     several = tuple(
         replace(each, lr=float(f"{each.lr * rate:.2g}")) for each in candidates for rate in RATES
     )
-    lengths = _lengths(subject)
-    return Plan(merged(tree, fixed), several, lengths, tuple(seeds), audience, target, own)
+    return Plan(
+        merged(tree, fixed),
+        several,
+        _lengths(subject),
+        tuple(seeds),
+        audience,
+        target,
+        own,
+        tuple(refused),
+    )
 
 
 def _own(tree: Tree) -> Candidate | None:
     """What the config has, unless it is a reference that no fleet can run."""
     config = parse(tree)
-    recipe = Experiment(config).recipe
+    recipe = find_recipe(config.strategy.name)
     if recipe.pooled or recipe.punctual:
         return None
     table = {"name": config.strategy.name, **config.strategy.options}

@@ -115,9 +115,10 @@ def race_opening(plan: Plan) -> str:
         if plan.target is None
         else f"seconds to {plan.target:g} in {measure}"
     )
+    left_out = "".join(f"left out: {reason}\n" for reason in plan.refused)
     return (
-        f"Race: {labels} strategies at {len(plan.candidates) // labels} learning rates each, by"
-        f" {what}. It takes at most as long as {plan.cost():.0f} whole runs."
+        f"{left_out}Race: {labels} strategies at {len(plan.candidates) // labels} learning rates"
+        f" each, by {what}. It takes at most as long as {plan.cost():.0f} whole runs."
     )
 
 
