@@ -258,7 +258,7 @@ def speed(facts: Facts) -> Finding | None:
         ""
         if s.late
         else f", and slow updates are {s.turns_behind:.1f} turns of the fleet behind (all:"
-        f" {s.turns:.1f}). Nobody is late beyond that"
+        f" {s.turns:.1f}){'' if s.unheard else '. Nobody is late beyond that'}"
     )
     held = ", ".join(f"{share:.0%} of class {name}" for name, share in s.tied.items())
     alone = f" The slow hold {held}." if held and not s.late else ""
