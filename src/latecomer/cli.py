@@ -138,6 +138,42 @@ def compare(
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 
+@app.command()
+def advise(
+    what: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG.toml|DIR",
+            help="A config, or the folder of a run or comparison; without it the quickstart.",
+        ),
+    ] = None,
+    trying: Annotated[
+        bool, typer.Option("--try", help="Race the suggestions; the same --out goes on.")
+    ] = False,
+    settings: Settings = None,
+    seeds: Annotated[str, typer.Option(help="Of the race; separated by commas.")] = "1,2,3",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for advice.json.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    target: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Race for the time to this accuracy."),
+    ] = None,
+    audience: Annotated[
+        str | None,
+        typer.Option("--for", metavar="all|devices|late", help="Whose accuracy the race is for."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print advice.json alone.")] = False,
+) -> None:
+    """Say what dominates in a scenario or a run, and which strategy and settings to try."""
+    from latecomer.study.advice.command import advise_on
+
+    folder = out
+    if trying and folder is None:
+        folder = _free_folder(f"advise-{what.stem if what else 'quickstart'}")
+    numbers = _listed(seeds, "--seeds", int) if trying else None
+    advise_on(what, settings or [], folder, numbers, jobs, target, audience, as_json)
+
+
 studies = typer.Typer(help="Whole studies on your own data.", no_args_is_help=True)
 app.add_typer(studies, name="study")
 

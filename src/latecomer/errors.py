@@ -12,6 +12,10 @@ class RunFailed(RuntimeError):
     """The run could not go on; what was done so far is on disk. Exit code 1."""
 
 
+class Interrupted(RunFailed):
+    """The user ended it; it can be gone on with."""
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """A hint at the nearest known name, to put behind a complaint; empty if none is near."""
     near = get_close_matches(name, known, n=1, cutoff=0.5)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Cell:
 
 
 Told = Callable[[Cell, Mapping[str, Any]], None]
+RunCell = Callable[[Cell, Path], dict[str, Any]]  # gives the summary
 
 
 def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -147,10 +149,10 @@ def write_comparison(
     return table
 
 
-def seconds_to(metrics: Path, target: float) -> float | None:
+def seconds_to(metrics: Path, target: float, column: str = "accuracy") -> float | None:
     """Virtual seconds until accuracy first reached `target`; None if it never did."""
     rows = pd.read_csv(metrics)
-    reached = rows.loc[rows["accuracy"] >= target, "virtual_seconds"]
+    reached = rows.loc[rows[column] >= target, "virtual_seconds"]
     return float(reached.iloc[0]) if len(reached) else None
 
 
@@ -178,24 +180,27 @@ def cell_text(mean: float, std: float) -> str:
 
 
 def run_cells(
-    planned: Sequence[Cell], folder: Path, jobs: int
+    planned: Sequence[Cell], folder: Path, jobs: int, run: RunCell | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Run each in a folder of its own, as they get done; finished ones are taken as they are."""
-    return _one_by_one(planned, folder) if jobs == 1 else _side_by_side(planned, folder, jobs)
+    work = _one_by_one if jobs == 1 else partial(_side_by_side, jobs=jobs)
+    return work(planned, folder, run or run_cell)
 
 
-def _one_by_one(planned: Sequence[Cell], folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _one_by_one(
+    planned: Sequence[Cell], folder: Path, run: RunCell
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for index, cell in enumerate(planned):
-        yield index, _run_cell(cell, folder)
+        yield index, run(cell, folder)
 
 
 def _side_by_side(
-    planned: Sequence[Cell], folder: Path, jobs: int
+    planned: Sequence[Cell], folder: Path, run: RunCell, jobs: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     # Spawned, not forked: a forked torch can hang in its thread pool.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures = {pool.submit(_run_cell, c, folder): i for i, c in enumerate(planned)}
+        futures = {pool.submit(run, c, folder): i for i, c in enumerate(planned)}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -205,7 +210,8 @@ def _side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
-def _run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    """One run in its folder, from the beginning or from where it was."""
     own = folder / cell.folder
     if (own / "config.toml").is_file():
         return resume_run(own)

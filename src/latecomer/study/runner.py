@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
 from latecomer.core.strategy import Finishes, Strategy
-from latecomer.errors import BadInput, RunFailed
+from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.strategies.directed import Director
 from latecomer.study.checkpoint import Checkpoints
@@ -206,11 +206,11 @@ class _Run:
         if reason == "interrupted":
             done = f"interrupted after {self.server.accepted} updates"
             if not self.engine.resumable:
-                raise RunFailed(
+                raise Interrupted(
                     f"{done}; a strategy of Flower's cannot be resumed, only begun anew"
                 )
             self._save()
-            raise RunFailed(f"{done}; go on with `latecomer run --resume {self.folder}`")
+            raise Interrupted(f"{done}; go on with `latecomer run --resume {self.folder}`")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(self._explained(reason))

@@ -57,6 +57,7 @@ class History:
         self.down = (array("d"), array("q"))  # when, bytes
         self.up = (array("d"), array("q"))
         self.weighed = (array("q"), array("d"))  # staleness, weight given
+        self.weights: dict[int, float] = {}  # all weight given, by device
         self.staleness: dict[int, int] = {}  # how many arrivals had which
         self.last_staleness: dict[int, int] = {}  # by device
         self.updates: dict[int, int] = {}  # by device
@@ -76,11 +77,14 @@ class History:
 
     def feed(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            event = json.loads(line)
-            self.now = event["time"]
-            handler = HANDLERS.get(event["event"])
-            if handler is not None:
-                handler(self, event)
+            self.take(json.loads(line))
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One event, as it stands in the log."""
+        self.now = event["time"]
+        handler = HANDLERS.get(event["event"])
+        if handler is not None:
+            handler(self, event)
 
     def _dispatch(self, event: dict[str, Any]) -> None:
         device = event["device"]
@@ -175,6 +179,7 @@ class History:
         if (weight := event.get("weight")) is not None:
             self.weighed[0].append(event["staleness"])
             self.weighed[1].append(weight)
+            self.weights[event["device"]] = self.weights.get(event["device"], 0.0) + weight
 
     def _spend(self, event: dict[str, Any]) -> None:
         device, epsilon = event["device"], event.get("epsilon")

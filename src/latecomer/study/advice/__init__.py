@@ -1,0 +1,1 @@
+"""What dominates in a scenario or a run, and which strategy to try."""

@@ -1,0 +1,97 @@
+"""Findings, suggestions, and what is written of them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from latecomer.errors import BadInput
+from latecomer.strategies.recipe import recipes
+from latecomer.study.advice.race import Plan, Rung, Told, Verdict, race, verdict
+from latecomer.study.advice.remedies import Change, Suggestion, change, suggest
+from latecomer.study.advice.rules import Finding, judge
+from latecomer.study.advice.subject import Subject
+from latecomer.study.files import write_atomically
+from latecomer.study.results import read_json, without_nan
+from latecomer.study.runner import new_folder
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was found about a subject, and what to do about it."""
+
+    subject: Subject
+    findings: list[Finding]
+    suggestions: list[Suggestion]
+    changes: list[Change]
+
+    def document(self) -> dict[str, Any]:
+        """As plain values."""
+        found: dict[str, Any] = {
+            "notes": list(self.subject.notes),
+            "dominates": self.findings[0].kind,
+            "findings": [asdict(each) for each in self.findings],
+            "suggestions": [{**asdict(s), "settings": s.settings} for s in self.suggestions],
+            "changes": [asdict(each) for each in self.changes],
+            "facts": asdict(self.subject.facts),
+        }
+        return dict(without_nan(found))
+
+
+def advise(subject: Subject) -> Advice:
+    """Judge the facts and look up what helps."""
+    findings = judge(subject.facts)
+    return Advice(
+        subject,
+        findings,
+        suggest(findings, subject.facts, recipes()),
+        change(findings, subject.facts),
+    )
+
+
+def write_advice(folder: Path, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=2, allow_nan=False)
+    write_atomically(folder / "advice.json", text + "\n")
+
+
+class Race:
+    """A race in a folder, which the same race goes on in; advice.json grows with every rung."""
+
+    def __init__(self, advice: Advice, plan: Plan, folder: Path) -> None:
+        self.advice, self.plan, self.folder = advice, plan, folder
+        self.rungs: list[Rung] = []
+        self.verdict: Verdict | None = None
+        asked = json.loads(json.dumps({"race": plan.document()}))
+        if not (folder / "plan.json").is_file():
+            new_folder(folder)
+            write_atomically(folder / "plan.json", json.dumps(asked, indent=2) + "\n")
+        elif read_json(folder / "plan.json") != asked:
+            raise BadInput(f"{folder}: holds another race or comparison; choose another --out")
+
+    def run(self, jobs: int, told: Told) -> Iterator[Rung]:
+        """Each rung as it is done."""
+        for rung in race(self.plan, self.folder, jobs, told):
+            self.rungs.append(rung)
+            write_advice(self.folder, self.document())
+            yield rung
+
+    def finish(self) -> Verdict:
+        """advice.json with the winner, and advice.toml ready for `latecomer run`."""
+        self.verdict = found = verdict(self.rungs[-1])
+        tree = found.chosen.tree(self.advice.subject.tree)
+        for key in ("compare", "study"):
+            tree.pop(key, None)
+        write_atomically(self.folder / "advice.toml", tomli_w.dumps(tree))
+        write_advice(self.folder, self.document())
+        return found
+
+    def document(self) -> dict[str, Any]:
+        race = {
+            "measure": {"for": self.plan.audience, "target": self.plan.target},
+            "rungs": [asdict(rung) for rung in self.rungs],
+            "verdict": asdict(self.verdict) if self.verdict else None,
+        }
+        return {**self.advice.document(), **dict(without_nan(race))}
