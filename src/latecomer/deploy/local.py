@@ -347,14 +347,11 @@ class RunWatch:
     def __init__(self, federation: LocalFederation, run: int) -> None:
         self.federation, self.run = federation, run
         self._asked = time.monotonic()
-        self._seen = False
 
     def ended(self) -> str:
         """How it has finished; empty while it goes on."""
-        alive = bool(self.federation.serverapps())
-        has_gone, self._seen = self._seen and not alive, self._seen or alive
-        now = time.monotonic()
-        if now - self._asked < (1.0 if has_gone else 10.0):
+        often = 10.0 if self.federation.serverapps() else 2.0
+        if time.monotonic() - self._asked < often:
             return ""
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self.federation.status(self.run)

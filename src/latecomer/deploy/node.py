@@ -78,8 +78,8 @@ class Node:
         return [part.process for part in self.parts if part.process is not None]
 
     def has_joined(self) -> bool:
-        """Whether the SuperLink has taken it in, once for every start."""
-        return self.supernode.text().count(JOINED) >= self.supernode.starts
+        """Whether the SuperLink has taken it in since its last start."""
+        return self.pid is not None and JOINED in self.supernode.text(since_start=True)
 
     def start(self) -> None:
         for part in self.parts:

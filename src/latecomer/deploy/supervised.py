@@ -50,6 +50,7 @@ class Supervised:
         self.environment, self.folder, self.changed = dict(environment), folder, changed
         self.back_off = back_off or BackOff()
         self.starts = 0
+        self._said_before = 0
         self._popen: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
         self._stop = threading.Event()
@@ -102,10 +103,12 @@ class Supervised:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(patience)
 
-    def text(self) -> str:
-        """What it has said so far."""
+    def text(self, since_start: bool = False) -> str:
+        """What it has said so far, or since its last start."""
         try:
-            return self.log_file.read_text(encoding="utf-8", errors="replace")
+            with self.log_file.open("rb") as file:
+                file.seek(self._said_before if since_start else 0)
+                return file.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
 
@@ -114,6 +117,7 @@ class Supervised:
         with self._lock, self.log_file.open("ab") as output:
             if self._stop.is_set():
                 return
+            self._said_before = output.tell()
             self._popen = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
