@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,fast,figures,watch]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,fast,figures,watch,flower]"
 	touch $(STAMP)
 
 run: install

@@ -4,7 +4,9 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from math import prod
 
+from latecomer.engines.dialect import Dialect
 from latecomer.engines.federation import Federation, Patience
 from latecomer.engines.post import Delivery
 from latecomer.engines.virtual import Bounds
@@ -75,8 +77,9 @@ class FakePost:
 
     def _arrives(self, node: int, parcel: Parcel) -> float | None:
         turn = self._numbers[node] = self._numbers.get(node, -1) + 1
-        size = 4 * parcel.array.shape[1]
-        models = parcel.array.shape[0]
+        models, size = 1, 4 * sum(prod(each.shape) for each in parcel.named.values())
+        if parcel.array is not None:
+            models, size = parcel.array.shape[0], 4 * parcel.array.shape[1]
         device = node % len(self.fleet.devices)
         return self.fleet.journey(device, turn, self.time, EXAMPLES, models * size, size).arrives
 
@@ -107,6 +110,7 @@ class ToyFederation:
     session: str = "s"
     options: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
+    dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
         fleet = toy_fleet()
@@ -119,6 +123,7 @@ class ToyFederation:
             self.patience,
             on_note=lambda time, note: self.log.append((time, note.kind, dict(note.fields))),
             session=self.session,
+            dialect=self.dialect,
         )
 
     def until(self, updates: int = 0, **bounds: float) -> str:

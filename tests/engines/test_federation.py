@@ -114,7 +114,7 @@ def test_a_node_that_recovers_is_used_again():
     run.until(60)
     assert [f["reason"] for f in run.lines("drop")] == ["the client raised an error"] * 2
     assert BAD in {f["device"] for f in run.lines("arrival")}
-    assert run.loop._devices[BAD].failures == 0
+    assert run.loop.roster.devices[BAD].failures == 0
 
 
 @pytest.mark.parametrize("strategy", sorted(recipes()))
@@ -202,7 +202,7 @@ def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
     """As a real SuperLink does: it lists a dead node, and reports the loss, for a minute."""
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
     run.until(10)
-    (message,) = [m for m, f in run.loop._flights.items() if f.device == BAD]
+    (message,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
     run.post.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
     run.until(30)
     run.post.again(Delivery(message, error="the node is not available"))
@@ -218,10 +218,10 @@ def test_two_answers_to_one_task_at_one_moment_count_once():
     answers = []
     run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})
     run.until(10)
-    (old,) = [m for m, f in run.loop._flights.items() if f.device == BAD]
+    (old,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
     run.post.answers[BAD + 5] = liar(lambda honest: answers.append(honest))
     run.until(20)
-    (new,) = [m for m, f in run.loop._flights.items() if f.device == BAD and m != old]
+    (new,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD and m != old]
     for message, answer in zip((old, new), answers, strict=True):
         run.post.again(Delivery(message, answer))
     run.until(30)
@@ -237,9 +237,9 @@ def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
     slow.until(15)
     assert [f["device"] for f in slow.lines("overdue")] == [BAD]
     (message, flight), *_ = [
-        (m, f) for m, f in slow.loop._flights.items() if f.device == BAD and f.task is not None
+        (m, f) for m, f in slow.loop.flights.open.items() if f.device == BAD and f.task is not None
     ]
-    key = slow.loop._keys[flight.task]
+    key = slow.loop.flights.keys[flight.task]
     late = ToyNode("x").reply(
         Parcel(
             {"task": key, "silent": False, "noise-std": 0.0, "choice": 0, "epsilon": 0.0,
@@ -289,7 +289,7 @@ def test_a_restarted_server_goes_on_from_its_checkpoint(strategy):
     first = ToyFederation(strategy)
     first.until(23)
     commits, accepted, now = first.server.store.commits, first.server.accepted, first.loop.now
-    opened = {first.loop._keys[task] for task in first.server.open_tasks}
+    opened = {first.loop.flights.keys[task] for task in first.server.open_tasks}
     nodes = dict(first.post.answers)
     asked = {i: len(node.asked) for i, node in nodes.items()}
     second = revived(saved(first), nodes, strategy=strategy)
@@ -311,7 +311,7 @@ def test_what_was_given_after_the_checkpoint_is_never_mistaken_for_something_els
     first.until(20)  # and then it is killed: these are forgotten
     second = revived(state, dict(first.post.answers))
     before = {key for node in first.post.answers.values() for key in node.asked}
-    known = set(second.loop._keys.values())
+    known = set(second.loop.flights.keys.values())
     second.until(30)
     new = {key for node in second.post.answers.values() for key in node.asked} - before
     assert all(key.startswith("t-") for key in new)

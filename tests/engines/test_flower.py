@@ -13,13 +13,12 @@ from flwr.app import (
     ArrayRecord,
     ConfigRecord,
     Context,
-    Error,
     Message,
     MetricRecord,
     RecordDict,
 )
-from flwr.supercore.task_identity import TaskIdentity
 
+from flower_grid import ThreadGrid
 from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.device.flat import flat_model
@@ -33,51 +32,6 @@ from latecomer.strategies.recipe import build_strategy
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
 SOON = Patience(poll=0.05, look=0.05, back_off=0.1)
-
-
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch):
-    """What Flower's own processes set before an app runs."""
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-class ThreadGrid:
-    """Flower's `Grid` as far as it is used: nodes are threads that call a ClientApp."""
-
-    def __init__(self, app, nodes):
-        self.app, self.nodes = app, nodes
-        self.replies, self.lock, self.count = {}, threading.Lock(), 0
-        self.down = False
-
-    def get_node_ids(self):
-        return list(self.nodes)
-
-    def push_messages(self, messages):
-        if self.down:
-            raise ConnectionError("the SuperLink is away")
-        for message in messages:
-            self.count += 1
-            message.metadata.__dict__["_message_id"] = f"m{self.count}"
-            threading.Thread(target=self._work, args=(message,), daemon=True).start()
-        return [message.metadata.message_id for message in messages]
-
-    def _work(self, message):
-        node = message.metadata.dst_node_id
-        context = Context(1, node, self.nodes[node], RecordDict(), {})
-        try:
-            reply = self.app(message, context)
-        except Exception as error:
-            reply = Message(Error(2, f"Traceback\n  {error}"), reply_to=message)
-        if reply is not None:
-            with self.lock:
-                self.replies[message.metadata.message_id] = reply
-
-    def pull_messages(self, numbers):
-        if self.down:
-            raise ConnectionError("the SuperLink is away")
-        with self.lock:
-            return [self.replies.pop(n) for n in numbers if n in self.replies]
 
 
 def load_data(context):

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The names of the records in a message. Replies of other Flower apps have the same last two.
-FIELDS, METRICS, ARRAYS, MODEL = "latecomer", "metrics", "arrays", "model"
+# The names of the records in a message; other Flower apps use the last two, and have a config.
+FIELDS, METRICS, ARRAYS = "latecomer", "metrics", "arrays"
+CONFIG = "config"
+MODEL = "model"  # our one array
 NUMPY = "numpy.ndarray"  # Flower's word for .npy
 MESSAGE_TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train"}
 LONGEST_TTL = 14 * 86400.0
@@ -34,34 +36,47 @@ ERRORS = {
 
 
 def to_records(parcel: Parcel) -> "RecordDict":
-    """The parcel as Flower's records."""
+    """The parcel as Flower's records; one with named arrays as any Flower app expects them."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+    def arrays(named: Mapping[str, Packed]) -> ArrayRecord:
+        return ArrayRecord({n: Array(p.dtype, p.shape, NUMPY, p.data) for n, p in named.items()})
+
+    if parcel.named:
+        return RecordDict({ARRAYS: arrays(parcel.named), CONFIG: ConfigRecord(dict(parcel.fields))})
     records = RecordDict({FIELDS: ConfigRecord(dict(parcel.fields))})
     if parcel.metrics:
         records[METRICS] = MetricRecord(dict(parcel.metrics))
     if parcel.array is not None:
-        packed = parcel.array
-        array = Array(packed.dtype, packed.shape, NUMPY, packed.data)
-        records[ARRAYS] = ArrayRecord({MODEL: array})
+        records[ARRAYS] = arrays({MODEL: parcel.array})
     return records
 
 
 def from_records(records: "RecordDict") -> Parcel:
-    """What came, as it came: records that are missing or of another kind leave gaps."""
+    """What came, as it came: records that are missing or of another kind leave gaps.
+
+    Other Flower apps may call their records what they like, if there is one of each kind.
+    """
     from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-    told, metrics, arrays = (records.get(name) for name in (FIELDS, METRICS, ARRAYS))
-    packed = None
-    if isinstance(arrays, ArrayRecord) and len(arrays) == 1 and MODEL in arrays:
-        array = arrays[MODEL]
-        if array.stype == NUMPY:
-            packed = Packed(array.dtype, tuple(array.shape), array.data)
+    told, arrays = records.get(FIELDS), _only(records, ArrayRecord)
+    named = {
+        name: Packed(array.dtype, tuple(array.shape), array.data)
+        for name, array in (arrays or {}).items()
+        if array.stype == NUMPY
+    }
     return Parcel(
         dict(told) if isinstance(told, ConfigRecord) else {},
-        dict(metrics) if isinstance(metrics, MetricRecord) else {},
-        packed,
+        dict(_only(records, MetricRecord) or {}),
+        named[MODEL] if list(named) == [MODEL] else None,
+        named,
     )
+
+
+def _only(records: "RecordDict", kind: type) -> Any:
+    """The record of this kind; None if there is none, or more than one."""
+    found = [record for record in records.values() if isinstance(record, kind)]
+    return found[0] if len(found) == 1 else None
 
 
 def error_of(message: "Message") -> str:
@@ -106,17 +121,18 @@ class GridPost:
             return None
         stop = self._open[number] = threading.Event()
         name = f"reply-of-node-{node}"
-        threading.Thread(target=self._fetch, args=(number, stop), name=name, daemon=True).start()
+        threading.Thread(
+            target=self._fetch, args=(node, number, stop), name=name, daemon=True
+        ).start()
         return number
 
-    def _fetch(self, number: str, stop: threading.Event) -> None:
+    def _fetch(self, node: int, number: str, stop: threading.Event) -> None:
         """Ask until the reply is there."""
         while not stop.wait(self.poll):
             found = self._tried("pull a reply", lambda: list(self.grid.pull_messages([number])))
             for reply in found or ():
-                # Errors that the SuperLink makes come from itself, whoever was asked.
                 if reply.metadata.reply_to_message_id == number:
-                    self._inbox.put(_delivery(number, reply))
+                    self._inbox.put(_delivery(node, number, reply))
                     return
 
     def collect(self, until: float) -> list[Delivery]:
@@ -149,10 +165,13 @@ class GridPost:
             return None
 
 
-def _delivery(number: str, reply: "Message") -> Delivery:
+def _delivery(node: int, number: str, reply: "Message") -> Delivery:
     try:
         if reply.has_error():
+            # What the SuperLink itself reports comes from it, whoever was asked.
             return Delivery(number, error=error_of(reply))
+        if reply.metadata.src_node_id != node:
+            return Delivery(number, error="another node has answered")
         return Delivery(number, from_records(reply.content))
     except Exception as error:  # whatever a hostile reply provokes in Flower's own code
         return Delivery(number, error=f"the reply cannot be read: {error}")

@@ -105,6 +105,8 @@ class Bounds:
 class VirtualEngine:
     """Moves virtual time and bytes between one server and a simulated fleet."""
 
+    resumable = True  # whether `state` is all that a new engine needs to go on
+
     def __init__(
         self,
         server: Server,
@@ -149,13 +151,19 @@ class VirtualEngine:
         """The server has evaluated a model: it is busy for that long."""
         self._free_at = max(self._free_at, self.now) + self.costs.evaluate
 
-    def _reason_to_end(self, bounds: Bounds) -> str | None:
+    def _done(self, bounds: Bounds) -> str | None:
+        """Why the run has come to its end at this moment, whatever may follow."""
         if self.stopped is not None:
             return self.stopped
         if bounds.updates and self.server.accepted >= bounds.updates:
             return "updates"
         if bounds.epochs and self.server.store.commits >= bounds.epochs:
             return "epochs"
+        return None
+
+    def _reason_to_end(self, bounds: Bounds) -> str | None:
+        if (done := self._done(bounds)) is not None:
+            return done
         if not self._heap:
             return "no device is left"
         next_at = max(self._heap[0][0], self._free_at)
@@ -181,8 +189,12 @@ class VirtualEngine:
             item = heapq.heappop(self._heap)[2]
             room -= isinstance(item, Upload)
             events.extend(self._resolve(item, time))
-        commands = self.server.handle(*events)
         self._free_at = self.now
+        self._handle(events)
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        """What the server makes of the events of this moment is done when it is free."""
+        commands = self.server.handle(*events)
         if self.costs.merge:
             notes = (c for c in commands if isinstance(c, Note) and c.kind == "commit")
             self._free_at += self.costs.merge * sum(n.fields["updates"] for n in notes)

@@ -8,6 +8,7 @@ with what was asked for before a single value is read, and `Refused` says what w
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from io import BytesIO
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,15 @@ class Packed:
 
 @dataclass(slots=True)
 class Parcel:
-    """What one message carries. From a device, nothing in it has been checked."""
+    """What one message carries. From a device, nothing in it has been checked.
+
+    Our own devices are sent one `array`, because many small ones are slow.
+    """
 
     fields: Mapping[str, Any]
     metrics: Mapping[str, Any] = field(default_factory=dict)
     array: Packed | None = None
+    named: Mapping[str, Packed] = field(default_factory=dict)  # for apps that speak in state_dicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,12 @@ class Introduction:
 
 def pack(*rows: Tensor) -> Packed:
     """Vectors of equal length as the rows of one array."""
-    values = np.stack([row.detach().contiguous().numpy() for row in rows])
+    return pack_one(torch.stack([row.detach() for row in rows]))
+
+
+def pack_one(tensor: Tensor) -> Packed:
+    """A tensor as it is."""
+    values = tensor.detach().contiguous().numpy()
     file = BytesIO()
     np.save(file, values, allow_pickle=False)
     return Packed(str(values.dtype), values.shape, file.getvalue())
@@ -80,32 +90,45 @@ def unpack(packed: Packed | None, rows: int, size: int) -> Tensor:
     """The float32 matrix of that shape; nothing is read or allocated for any other."""
     if packed is None:
         raise Refused("there is no array in it")
+    return unpack_one(packed, (rows, size))
+
+
+def unpack_one(packed: Packed, shape: tuple[int, ...]) -> Tensor:
+    """The float32 tensor of that shape; nothing is read or allocated for any other."""
     if packed.dtype != FLOAT32:
-        raise Refused(f"the array is of {_short(packed.dtype)}, must be {FLOAT32}")
-    if tuple(packed.shape) != (rows, size):
-        raise Refused(f"the array has shape {_short(packed.shape)}, must be {(rows, size)}")
-    expected = 4 * rows * size
+        raise Refused(f"the array is of {quoted(packed.dtype)}, must be {FLOAT32}")
+    if tuple(packed.shape) != shape:
+        raise Refused(f"the array has shape {quoted(packed.shape)}, must be {shape}")
+    expected = 4 * prod(shape)
     if not isinstance(packed.data, bytes) or len(packed.data) > expected + MOST_HEADER:
-        raise Refused(f"the array has more bytes than {rows} x {size} values take")
+        raise Refused(f"the array has more bytes than {_product(shape)} values take")
+    if len(packed.data) < expected:
+        raise Refused("the array's bytes are not what it claims to be")
     values = packed.data[len(packed.data) - expected :]
     # The header is read by itself: numpy would allocate whatever shape it claims.
-    if _header(packed.data[: len(packed.data) - expected]) != ((rows, size), False, FLOAT32):
+    fortran = _header(packed.data[: len(packed.data) - expected], shape)
+    if fortran is None:
         raise Refused("the array's bytes are not what it claims to be")
-    return torch.from_numpy(np.frombuffer(values, dtype="<f4").reshape(rows, size).copy())
+    found = np.frombuffer(values, dtype="<f4").reshape(shape, order="F" if fortran else "C")
+    return torch.from_numpy(np.array(found, order="C"))
 
 
-def _header(head: bytes) -> tuple[tuple[int, ...], bool, str] | None:
+def _header(head: bytes, shape: tuple[int, ...]) -> bool | None:
+    """Whether columns come before rows; None if it is not the header of such an array."""
     file = BytesIO(head)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             return None
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=256)
+        found, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=256)
     except Exception:  # numpy parses a header as Python text: it fails in many ways
         return None
-    if file.tell() != len(head) or dtype.byteorder == ">":
+    if file.tell() != len(head) or dtype.byteorder == ">" or dtype.name != FLOAT32:
         return None
-    # In one row both orders are the same.
-    return shape, fortran and shape[0] > 1, dtype.name
+    return bool(fortran) if found == shape else None
+
+
+def _product(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(size) for size in shape) or "1"
 
 
 def encode_task(task: Task, key: str, run: str = "") -> Parcel:
@@ -169,7 +192,7 @@ def _spec(told: Mapping[str, Any]) -> TrainSpec:
     }
     if unknown:
         # To train without it would be to train something else.
-        raise Refused(f"{_short(min(unknown))} is unknown here: the server is newer")
+        raise Refused(f"{quoted(min(unknown))} is unknown here: the server is newer")
     return TrainSpec(**found)
 
 
@@ -192,10 +215,7 @@ def decode_update(parcel: Parcel, task: Task, key: str) -> Update:
     told, metrics = parcel.fields, dict(parcel.metrics)
     if _text(told, "task") != key:
         raise Refused("it answers another task")
-    if len(metrics) > MOST_METRICS or any(
-        not isinstance(name, str) or len(name) > LONGEST_NAME for name in metrics
-    ):
-        raise Refused(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
+    check_metrics(metrics)
     for name in ("num-examples", "noise-std", "choice", "epsilon", "last", "silent"):
         if name not in (metrics if name == "num-examples" else told):
             raise Refused(f"{name!r} is missing")
@@ -219,6 +239,14 @@ def decode_update(parcel: Parcel, task: Task, key: str) -> Update:
         epsilon=told["epsilon"],
         last=told["last"],
     )
+
+
+def check_metrics(metrics: Mapping[Any, Any]) -> None:
+    """Refused if there are too many, or names that no log can bear."""
+    if len(metrics) > MOST_METRICS or any(
+        not isinstance(name, str) or len(name) > LONGEST_NAME for name in metrics
+    ):
+        raise Refused(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
 
 
 def encode_introduction(who: Introduction) -> Parcel:
@@ -249,7 +277,7 @@ def _whole(told: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _short(value: object) -> str:
+def quoted(value: object) -> str:
     """As much of what a stranger says as a log line can bear."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -11,6 +11,7 @@ from typing import Any
 from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput, did_you_mean, unknown
 from latecomer.loading import first_line, load_callable
+from latecomer.strategies.directed import Director, from_flower
 
 Build = Callable[..., Strategy]
 
@@ -42,9 +43,13 @@ class Recipe:
         except Exception as error:
             message = f"strategy '{self.name}': calling it failed: {first_line(error)}"
             raise BadInput(message) from error
+        if isinstance(strategy, Director):
+            return from_flower(strategy, name=self.name)
         if not isinstance(strategy, Strategy):
             kind = type(strategy).__name__
-            raise BadInput(f"strategy '{self.name}': gave a {kind}, must give a Strategy")
+            raise BadInput(
+                f"strategy '{self.name}': gave a {kind}, must give a Strategy, or one of Flower's"
+            )
         return strategy
 
 
@@ -119,7 +124,9 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
     model = create_model(
-        "Options", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields
+        "Options",
+        __config__=ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True),
+        **fields,
     )
     try:
         return dict(model(**options))

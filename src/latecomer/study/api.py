@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from latecomer.core.strategy import Strategy
+from latecomer.strategies.directed import Director
 from latecomer.study.compare import compare as compare_all
 from latecomer.study.config import Tree, parse, quickstart, read_toml
 from latecomer.study.results import Comparison, Result
@@ -14,12 +15,15 @@ ConfigLike = Mapping[str, Any] | str | Path | None
 
 
 def run(
-    config: ConfigLike = None, out: str | Path = "run", strategy: Strategy | None = None
+    config: ConfigLike = None,
+    out: str | Path = "run",
+    strategy: Strategy | Director | None = None,
 ) -> Result:
     """Run one experiment in a new folder `out`.
 
     `config` is a TOML file or the same as nested dicts (None: the quickstart). `strategy` is one
-    built from parts, for a single run, in place of the one that the config names.
+    built from parts, for a single run, in place of the one that the config names; or an object of
+    `flwr.serverapp.strategy`, whose rounds then take the time that they take on this fleet.
     """
     start_run(parse(_tree(config)), Path(out), strategy=strategy)
     return Result(Path(out))

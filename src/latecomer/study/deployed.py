@@ -11,6 +11,7 @@ from latecomer.core.messages import Note
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.device.networks import Networks
+from latecomer.engines.dialect import Dialect
 from latecomer.engines.federation import WHOLE, Federation, Patience
 from latecomer.engines.post import Post
 from latecomer.engines.virtual import Bounds
@@ -29,15 +30,18 @@ def serve(
     networks: Networks | None = None,
     patience: Patience | None = None,
     every: int = 1,
+    dialect: Dialect | None = None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; says which.
 
     In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
     `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
-    written every so many commits.
+    written every so many commits. `dialect` is what the devices speak: by default they run our own
+    `client_app`; `PlainFlower(layout)` is for any other Flower app.
     """
     try:
-        return Deployment(server, post, Path(folder), networks, patience, every).run(bounds)
+        run = Deployment(server, post, Path(folder), networks, patience, every, dialect=dialect)
+        return run.run(bounds)
     finally:
         post.close()
 
@@ -54,11 +58,12 @@ class Deployment:
         patience: Patience | None = None,
         every: int = 1,
         on_commit: Callable[[Server], None] = lambda server: None,
+        dialect: Dialect | None = None,
     ) -> None:
         self.server, self.folder, self.networks, self.every = server, folder, networks, every
         self.on_commit = on_commit
         submodels = WHOLE if networks is None else networks.submodels
-        self.loop = Federation(server, post, patience, submodels, self._log)
+        self.loop = Federation(server, post, patience, submodels, self._log, dialect=dialect)
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(folder / "checkpoint")
         keep = self._restore()

@@ -7,6 +7,8 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from latecomer.core.checks import Checks
 from latecomer.core.server import Server
@@ -23,6 +25,7 @@ from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.device.networks import Networks, build_networks
 from latecomer.device.privacy import Privacy
+from latecomer.device.training import average_loss
 from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
@@ -37,6 +40,7 @@ from latecomer.fleet.fleet import (
 from latecomer.fleet.late import choose_late, lateness
 from latecomer.fleet.levels import declared
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.strategies.directed import Directed, Director, from_flower
 from latecomer.strategies.fitting import Fitting, declared_levels, fitted
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
@@ -61,10 +65,13 @@ TEST_SHARE = 0.2  # of a device's examples, behind its training and validation p
 class Experiment:
     """One scenario, ready to run. Built from the config alone, so a resume builds the same.
 
-    A `strategy` built from parts takes the place of the one the config names.
+    A `strategy` built from parts, or an object of Flower's, takes the place of the one the config
+    names.
     """
 
-    def __init__(self, config: Config, strategy: Strategy | None = None) -> None:
+    def __init__(self, config: Config, strategy: Strategy | Director | None = None) -> None:
+        if isinstance(strategy, Director):
+            strategy = from_flower(strategy)
         if strategy is not None:
             config = config.model_copy(update={"strategy": StrategyConfig(name=strategy.name)})
         self.recipe: Recipe = (
@@ -211,14 +218,32 @@ class Experiment:
         )
 
     def engine(self, server: Server) -> VirtualEngine:
-        costs = self.config.server
-        return VirtualEngine(
-            server,
-            self._one_machine() if self.recipe.pooled else self.fleet,
-            self._trainer(),
-            self.clients,
-            ServerCosts(costs.merge_seconds, costs.evaluate_seconds, costs.compensate_seconds),
-        )
+        own = self.config.server
+        costs = ServerCosts(own.merge_seconds, own.evaluate_seconds, own.compensate_seconds)
+        if isinstance(server.strategy.merge, Directed):
+            from latecomer.engines.virtual_grid import DirectedEngine
+
+            return DirectedEngine(
+                server,
+                self.fleet,
+                self._trainer(),
+                self.clients,
+                self.model.layout,
+                self._fit,
+                costs,
+            )
+        fleet = self._one_machine() if self.recipe.pooled else self.fleet
+        return VirtualEngine(server, fleet, self._trainer(), self.clients, costs)
+
+    def _fit(self, device: int, params: Tensor) -> tuple[dict[str, float], int] | None:
+        """How a model does on the device's own held-back data, and on how many examples."""
+        part = self.test_of(device)
+        if not len(part.y):
+            return None
+        with torch.no_grad():
+            right = self.model.logits(params, part.x).argmax(1) == part.y
+        loss = average_loss(self.model, params, part.x, part.y)
+        return {"loss": loss, "accuracy": right.float().mean().item()}, len(part.y)
 
     def bounds(self, strategy: Strategy) -> Bounds:
         """Where the run ends. A strategy without epochs stops after as many nominal ones."""

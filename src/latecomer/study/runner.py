@@ -22,6 +22,7 @@ from latecomer.core.params import digest
 from latecomer.core.strategy import Finishes, Strategy
 from latecomer.errors import BadInput, RunFailed
 from latecomer.loading import first_line
+from latecomer.strategies.directed import Director
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
 from latecomer.study.evaluate import ClientAccuracy, Evaluator
@@ -74,7 +75,7 @@ def start_run(
     config: Config,
     folder: Path,
     progress: Progress | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Director | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
     check_sinks(config.log.sinks)
@@ -202,11 +203,13 @@ class _Run:
         if reason == "interrupted" and self._out_of_patience():
             reason = "patience"
         if reason == "interrupted":
+            done = f"interrupted after {self.server.accepted} updates"
+            if not self.engine.resumable:
+                raise RunFailed(
+                    f"{done}; a strategy of Flower's cannot be resumed, only begun anew"
+                )
             self._save()
-            raise RunFailed(
-                f"interrupted after {self.server.accepted} updates; go on with"
-                f" `latecomer run --resume {self.folder}`"
-            )
+            raise RunFailed(f"{done}; go on with `latecomer run --resume {self.folder}`")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(self._explained(reason))
@@ -312,6 +315,8 @@ class _Run:
             self.staleness["max"] = max(self.staleness["max"], staleness)
 
     def _checkpoint_is_due(self) -> bool:
+        if not self.engine.resumable:
+            return False
         every = self.config.checkpoint.every
         if every:
             return self.server.accepted - self.saved_updates >= every

@@ -1,0 +1,38 @@
+"""How tasks and answers are worded for the devices of a deployment."""
+
+from typing import Protocol
+
+from latecomer.core.messages import Task, Update
+from latecomer.core.server import Server
+from latecomer.engines.wire import Introduction, Parcel, decode_update, encode_task
+
+
+class Dialect(Protocol):
+    """What the federation loop and its devices understand each other by."""
+
+    def check(self, server: Server) -> None:
+        """BadInput if devices that speak it cannot do what the strategy asks of them."""
+
+    def known(self, node: int) -> Introduction | None:
+        """Who is behind this node, if it need not be asked."""
+
+    def encode(self, task: Task, key: str, run: str) -> Parcel:
+        """The message that gives the task to its device."""
+
+    def decode(self, parcel: Parcel, task: Task, key: str) -> Update:
+        """What the device has answered; Refused if it is no answer to this task."""
+
+
+class Native:
+    """Devices that run Latecomer: they have names, and do all that a strategy may ask for."""
+
+    def check(self, server: Server) -> None: ...
+
+    def known(self, node: int) -> None:
+        return None
+
+    def encode(self, task: Task, key: str, run: str) -> Parcel:
+        return encode_task(task, key, run)
+
+    def decode(self, parcel: Parcel, task: Task, key: str) -> Update:
+        return decode_update(parcel, task, key)

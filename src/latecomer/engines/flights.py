@@ -1,0 +1,46 @@
+"""Which messages are under way, and what they carry."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Flight:
+    """A message that has not been answered; without a task it asks who the node is."""
+
+    counter: int
+    node: int
+    sent: float
+    device: int = -1
+    task: int | None = None
+    overdue: bool = False
+
+
+class Flights:
+    """All messages without an answer, and the tasks they belong to."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Flight] = {}  # by message
+        self.busy: dict[int, str] = {}  # node -> the message it works on
+        self.newest: dict[int, str] = {}  # task -> the last message that carried it
+        self.keys: dict[int, str] = {}  # task -> the name that it has for ever
+        self.missing: dict[int, Flight] = {}  # task -> as if sent, while its device is not there
+
+    def took_off(self, message: str, flight: Flight) -> None:
+        self.open[message] = flight
+        if flight.task is not None:
+            self.busy[flight.node] = message
+            self.newest[flight.task] = message
+            self.missing.pop(flight.task, None)
+
+    def landed(self, message: str) -> Flight | None:
+        """The flight of this message, which is over; its node is free."""
+        flight = self.open.pop(message, None)
+        if flight is not None and self.busy.get(flight.node) == message:
+            del self.busy[flight.node]
+        return flight
+
+    def closed(self, task: int) -> None:
+        """Nobody waits for this task any more."""
+        self.keys.pop(task, None)
+        self.newest.pop(task, None)
+        self.missing.pop(task, None)

@@ -1,0 +1,112 @@
+"""Flower apps that know nothing of Latecomer: they get a model, and give back a trained one.
+
+What they speak is what Flower's own strategies speak: the tensors of a state_dict and a config in
+the message, tensors of the same names and `num-examples` in the reply. A device is known by its
+node, and what it has learnt is the difference to the model that the server remembers sending it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import Task, Update
+from latecomer.core.params import Layout
+from latecomer.core.server import Server
+from latecomer.core.strategy import Finishes, Refines
+from latecomer.engines.wire import (
+    Introduction,
+    Packed,
+    Parcel,
+    Refused,
+    check_metrics,
+    pack_one,
+    quoted,
+    unpack_one,
+)
+from latecomer.errors import BadInput
+
+EXAMPLES = "num-examples"
+
+
+class PlainFlower:
+    """The dialect of any Flower `ClientApp` whose train function takes and gives arrays."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def check(self, server: Server) -> None:
+        size = server.store.head_params().numel()
+        if size != self.layout.size:
+            raise BadInput(f"the server's model has {size} values, the layout {self.layout.size}")
+        if needs := needs_of(server):
+            raise BadInput(
+                f"strategy {server.strategy.name!r} needs {needs}, which a Flower app that does"
+                " not run Latecomer cannot give; use latecomer's client_app or another strategy"
+            )
+
+    def known(self, node: int) -> Introduction:
+        """A node has no other name than its number, which Flower vouches for."""
+        return Introduction(f"node-{node}", f"node-{node}")
+
+    def encode(self, task: Task, key: str, run: str) -> Parcel:
+        spec = task.spec
+        config: dict[str, int | float] = {
+            "server-round": task.version + 1,
+            "lr": spec.lr * spec.lr_scale,
+            "local-epochs": spec.local_epochs,
+            "batch-size": spec.batch_size,
+        }
+        if spec.prox:
+            config["proximal-mu"] = spec.prox
+        tensors = self.layout.unflatten(task.params)
+        return Parcel(config, named={name: pack_one(each) for name, each in tensors.items()})
+
+    def decode(self, parcel: Parcel, task: Task, key: str) -> Update:
+        trained = self._model(parcel.named)
+        told = dict(parcel.metrics)
+        check_metrics(told)
+        if EXAMPLES not in told:
+            raise Refused(f"{EXAMPLES!r} is missing")
+        examples = told.pop(EXAMPLES)
+        # Nobody here reads a series of numbers; Flower's records may hold them.
+        metrics = {name: value for name, value in told.items() if not isinstance(value, list)}
+        return Update(task.id, trained.sub_(task.params), examples, metrics)
+
+    def _model(self, named: Mapping[str, Packed]) -> Tensor:
+        """All tensors of the layout, and no others, as one vector."""
+        layout = self.layout
+        if set(named) != set(layout.names):
+            strange = sorted(set(named) - set(layout.names))
+            missing = sorted(set(layout.names) - set(named))
+            what = f"{quoted(strange[0])} is not" if strange else f"{missing[0]!r} alone is"
+            raise Refused(f"the arrays are not those of the model: {what} in one of both")
+        pieces = []
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            try:
+                pieces.append(unpack_one(named[name], shape).reshape(-1))
+            except Refused as error:
+                raise Refused(f"{name!r}: {error}") from None
+        return torch.cat(pieces)
+
+
+def needs_of(server: Server) -> str:
+    """What the strategy asks of devices beside a trained model; empty if nothing."""
+    strategy, spec = server.strategy, server.spec
+    if strategy.needs:
+        return f"to hear from devices {strategy.needs}"
+    if isinstance(strategy.compensate, Finishes):
+        return "to know how devices train, to the step"
+    asked = {
+        "feedback on the model": spec.feedback,
+        "the loss before training": spec.report_loss,
+        "devices with a memory": spec.remembers,
+        "clipped gradients": spec.clip > 0,
+        "training of the output layer alone": spec.last_layer_only,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            return what
+    if any(isinstance(part, Refines) for part in strategy.slots.values()):
+        return "devices that hear of newer models while they train"
+    return ""

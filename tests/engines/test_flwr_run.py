@@ -1,0 +1,81 @@
+"""The example apps, run by Flower's own simulation: its processes, its messages, its clock."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra 'flower'")
+pytest.importorskip("ray", reason="needs flwr[simulation]")
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BIN = Path(sys.executable).parent
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "NO_COLOR": "1",
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory):
+    """A SuperLink of our own that simulates; gives the environment to run apps on it."""
+    home, port = tmp_path_factory.mktemp("flwr"), free_port()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "test"\n\n'
+        f'[superlink.test]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
+    command = [BIN / "flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1"]
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen([*command, "--port", str(port)], env=env, stdout=log, stderr=log)
+    try:
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+                break
+            except OSError:
+                time.sleep(0.5)
+        else:
+            pytest.fail((home / "log").read_text()[-2000:])
+        yield env
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.mark.parametrize("name", ["flower-digits", "flower-plain"])
+def test_an_example_learns(superlink, tmp_path, name):
+    command = [BIN / "flwr", "run", EXAMPLES / name, "test", "--stream"]
+    nodes = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
+    config = ["--run-config", f'updates=30 folder="{tmp_path}/run"']
+    env = {**superlink, "LATECOMER_STATE": str(tmp_path / "devices")}
+    done = subprocess.run(
+        [*command, *nodes, *config], env=env, capture_output=True, text=True, timeout=240
+    )
+    said = done.stdout + done.stderr
+    assert "ended by updates: 30 updates" in said, said[-3000:]
+    assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.7
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    log = [json.loads(line) for line in lines]
+    arrived = [line for line in log if line["event"] == "arrival"]
+    assert {line["device"] for line in arrived} == {0, 1, 2}
+    assert not [line for line in log if line["event"] in ("refusal", "drop")]
+    assert (tmp_path / "run" / "model.safetensors").is_file()
