@@ -29,15 +29,17 @@ def serve(
     networks: Networks | None = None,
     patience: Patience | None = None,
     every: int = 1,
+    on_commit: Callable[[Server], None] = lambda server: None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; says which.
 
     In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
     `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
-    written every so many commits.
+    written every so many commits, and then `on_commit` is called.
     """
     try:
-        return Deployment(server, post, Path(folder), networks, patience, every).run(bounds)
+        run = Deployment(server, post, Path(folder), networks, patience, every, on_commit)
+        return run.run(bounds)
     finally:
         post.close()
 
