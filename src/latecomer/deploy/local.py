@@ -276,7 +276,7 @@ class LocalFederation:
         options = NodeOptions(
             self.address,
             self.ports[1 + number],
-            config,
+            config_text(config),
             self.certificates.authority if self.certificates is not None else None,
             make_node_key(self.dir / "keys", name)[0] if self.tls else None,
             self.warm,

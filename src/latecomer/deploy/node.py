@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from latecomer.deploy.certificates import write_secret
@@ -24,7 +24,7 @@ class NodeOptions:
 
     superlink: str
     port: int
-    config: Mapping[str, Value] = field(default_factory=dict)
+    config: str = ""  # pairs, as in `config_text`
     root_certificates: Path | None = None
     key: Path | None = None
     warm: bool = False
@@ -39,11 +39,14 @@ class Node:
         name: str,
         options: NodeOptions,
         folder: Path,
-        log_file: Path,
+        log_file: Path | None,
         environment: Mapping[str, str],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`folder` is its own: Flower's files of this node, what its device keeps, its secret."""
+        """`folder` is its own: Flower's files of this node, what its device keeps, its secret.
+
+        Without a log file it writes where its supervisor does.
+        """
         self.name, self.options = name, options
         folder.mkdir(parents=True, exist_ok=True)
         own = {"FLWR_HOME": str(folder / "flower"), "LATECOMER_STATE": str(folder / "state")}
@@ -53,7 +56,7 @@ class Node:
         if options.warm:
             write_secret(secret, os.urandom(32))
 
-        def part(called: str, command: list[str], file: Path) -> Supervised:
+        def part(called: str, command: list[str], file: Path | None) -> Supervised:
             return Supervised(called, command, file, environment, folder, NODE_BACK_OFF, changed)
 
         self.supernode = part(name, supernode_command(options, secret), log_file)
@@ -62,7 +65,7 @@ class Node:
             client = [sys.executable, "-m", "latecomer.deploy.warm", "client"]
             client += [f"127.0.0.1:{options.port}", "--secret-file", str(secret)]
             client += ["--parent-pid", str(os.getpid())]
-            beside = log_file.with_name(f"{log_file.stem}-client{log_file.suffix}")
+            beside = log_file and log_file.with_name(f"{log_file.stem}-client{log_file.suffix}")
             self.client = part(f"{name}-client", client, beside)
 
     @property
@@ -101,6 +104,7 @@ def supernode_command(options: NodeOptions, secret: Path) -> list[str]:
     """How the SuperNode is started; the executor of a warm one knows the secret."""
     if options.warm:
         command = [sys.executable, "-m", "latecomer.deploy.warm", "supernode"]
+        command += ["--parent-pid", str(os.getpid())]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
     else:
         command = [flower_command("flower-supernode")]
@@ -113,7 +117,7 @@ def supernode_command(options: NodeOptions, secret: Path) -> list[str]:
     if options.key is not None:
         command += ["--auth-supernode-private-key", str(options.key)]
     if options.config:
-        command += ["--node-config", config_text(options.config)]
+        command += ["--node-config", options.config]
     return command
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from latecomer.deploy.processes import Process, process
 
@@ -39,13 +40,16 @@ class Supervised:
         self,
         name: str,
         command: Sequence[str],
-        log_file: Path,
+        log_file: Path | None,
         environment: Mapping[str, str],
         folder: Path,
         back_off: BackOff | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is called in the thread whenever there is another process."""
+        """Without a log file it writes where this process does.
+
+        `changed` is called in the thread whenever there is another process.
+        """
         self.name, self.command, self.log_file = name, list(command), log_file
         self.environment, self.folder, self.changed = dict(environment), folder, changed
         self.back_off = back_off or BackOff()
@@ -105,6 +109,8 @@ class Supervised:
 
     def text(self, since_start: bool = False) -> str:
         """What it has said so far, or since its last start."""
+        if self.log_file is None:
+            return ""
         try:
             with self.log_file.open("rb") as file:
                 file.seek(self._said_before if since_start else 0)
@@ -113,16 +119,15 @@ class Supervised:
             return ""
 
     def _spawn(self) -> None:
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, self.log_file.open("ab") as output:
+        with self._lock, self._output() as output:
             if self._stop.is_set():
                 return
-            self._said_before = output.tell()
+            self._said_before = output.tell() if output is not None else 0
             self._popen = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=None if output is None else subprocess.STDOUT,
                 env=self.environment,
                 cwd=self.folder,
                 start_new_session=True,
@@ -130,6 +135,12 @@ class Supervised:
             self._process = process(self._popen.pid)
             self.starts += 1
         self.changed()
+
+    def _output(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
+        if self.log_file is None:
+            return contextlib.nullcontext()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        return self.log_file.open("ab")
 
     def _watch(self) -> None:
         failures = 0

@@ -48,8 +48,9 @@ class Haste:
 
 
 def supernode(arguments: Sequence[str]) -> None:
-    """`flower-supernode` with other sleeps; its arguments are the same."""
+    """`flower-supernode` with other sleeps, which ends with its supervisor."""
     import flwr.supernode.start_client_internal as loop
+    from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     haste = Haste(0.1, 3.0)
@@ -62,7 +63,12 @@ def supernode(arguments: Sequence[str]) -> None:
             time.sleep(haste.wait())
 
     vars(loop)["time"] = SimpleNamespace(sleep=sleep)
-    sys.argv = ["flower-supernode", *arguments]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--parent-pid", type=int)
+    ours, theirs = parser.parse_known_args(arguments)
+    if ours.parent_pid is not None:
+        start_parent_process_monitor(ours.parent_pid)
+    sys.argv = ["flower-supernode", *theirs]
     flower_supernode()
 
 

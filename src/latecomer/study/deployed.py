@@ -31,16 +31,17 @@ def serve(
     patience: Patience | None = None,
     every: int = 1,
     dialect: Dialect | None = None,
+    on_commit: Callable[[Server], None] = lambda server: None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; says which.
 
     In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
     `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
-    written every so many commits. `dialect` is what the devices speak: by default they run our own
-    `client_app`; `PlainFlower(layout)` is for any other Flower app.
+    written every so many commits, and then `on_commit` is called. `dialect` is what the devices
+    speak: by default they run our own `client_app`; `PlainFlower(layout)` is for any other app.
     """
     try:
-        run = Deployment(server, post, Path(folder), networks, patience, every, dialect=dialect)
+        run = Deployment(server, post, Path(folder), networks, patience, every, on_commit, dialect)
         return run.run(bounds)
     finally:
         post.close()
