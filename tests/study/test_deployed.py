@@ -91,6 +91,15 @@ def test_killed_again_and_again_it_loses_no_saved_commit_and_uses_no_update_twic
     assert any(line["event"] == "resume" for line in log) == (saved > 0)
 
 
+def test_two_runs_do_not_work_in_one_folder(tmp_path):
+    life, run = one_life(tmp_path, nodes(), 5)
+    with pytest.raises(BadInput, match="another run is at work there"):
+        one_life(tmp_path, nodes(), 5)
+    run()
+    assert life.server.accepted == 5
+    one_life(tmp_path, nodes(), 5)
+
+
 def test_a_finished_run_stays_finished(tmp_path):
     devices = nodes()
     one_life(tmp_path, devices, 20)[1]()

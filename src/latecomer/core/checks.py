@@ -23,10 +23,19 @@ class Checks:
     ever had. A median cannot be walked upwards by a few devices, and keeping its largest value
     leaves room for a late device that still has much to say after the others have converged.
     It takes effect after `warmup` accepted updates; norm_ratio 0 switches it off.
+
+    No device can have more than `most_examples`: set it where examples are what weighs an update.
     """
 
-    def __init__(self, norm_ratio: float = 20.0, window: int = 101, warmup: int = 20) -> None:
+    def __init__(
+        self,
+        norm_ratio: float = 20.0,
+        window: int = 101,
+        warmup: int = 20,
+        most_examples: int = MOST_EXAMPLES,
+    ) -> None:
         self.norm_ratio, self.window, self.warmup = norm_ratio, window, warmup
+        self.most_examples = most_examples
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
         self._reference = 0.0
@@ -34,8 +43,9 @@ class Checks:
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
         """Why this update must not touch the model, or None; an accepted one is remembered."""
         delta = update.delta
-        if type(update.num_examples) is not int or not 1 <= update.num_examples <= MOST_EXAMPLES:
-            return f"num_examples must be a whole number from 1 to {MOST_EXAMPLES:,}"
+        most, count = self.most_examples, update.num_examples
+        if type(count) is not int or not 1 <= count <= most:
+            return f"num_examples must be a whole number from 1 to {most:,}"
         if not isinstance(update.metrics, Mapping) or not all(
             type(v) in (int, float) and abs(v) <= LARGEST_METRIC for v in update.metrics.values()
         ):

@@ -168,11 +168,15 @@ class Federation:
         for number, flight in list(self.flights.missing.items()):
             if number not in self.server.open_tasks:
                 del self.flights.missing[number]
-            elif now - flight.sent >= self.patience.give_up:
+            elif now - flight.sent >= self._most(number):
                 self.flights.closed(number)
                 self.agenda.push(now, Failed(number, "its device has not come back"))
             else:
                 self._check_overdue(flight, now - flight.sent)
+
+    def _most(self, task: int) -> float:
+        """How long a task stays open while its device is not there."""
+        return self.patience.away if task in self.flights.lost else self.patience.give_up
 
     def _check_overdue(self, flight: Flight, age: float) -> None:
         if flight.task is not None and not flight.overdue and age >= self.patience.overdue:
@@ -270,7 +274,8 @@ class Federation:
         device, task = self.roster.devices[flight.device], self.server.open_tasks.get(number)
         if delivery.parcel is None:
             if task is not None and self.flights.newest.get(number) == delivery.message:
-                yield from self._lost(device, task, delivery.error)
+                failed = self._went_astray if delivery.lost else self._lost
+                yield from failed(device, task, delivery.error)
             return
         key = self.flights.keys.get(number)
         if task is None or key is None:  # or closed at this very moment
@@ -291,6 +296,23 @@ class Federation:
         if not counted and device.number not in self.server.working:
             yield self._joined(device)
         if device.node is None:
+            yield Left(device.number)
+
+    def _went_astray(self, device: Device, task: Task, reason: str) -> Iterable[Event]:
+        """The task stays open for a while: the device may come back, and have the answer by then.
+
+        Its place is free meanwhile.
+        """
+        since = self.flights.lost.setdefault(task.id, self.now)
+        if self.now - since >= self.patience.away:
+            yield from self._lost(device, task, reason)
+            return
+        self._note(Note("away", {"device": device.number, "task": task.id, "reason": reason}))
+        self._failed(device)
+        self.agenda.push(device.waits_until, Again(device.number))
+        self.flights.missing[task.id] = Flight(0, -1, since, device.number, task.id, True)
+        if self.server.working.get(device.number) == task.id:
+            yield self._joined(device)
             yield Left(device.number)
 
     def _lost(self, device: Device, task: Task, reason: str) -> Iterable[Event]:

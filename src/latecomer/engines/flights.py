@@ -24,6 +24,7 @@ class Flights:
         self.newest: dict[int, str] = {}  # task -> the last message that carried it
         self.keys: dict[int, str] = {}  # task -> the name that it has for ever
         self.missing: dict[int, Flight] = {}  # task -> as if sent, while its device is not there
+        self.lost: dict[int, float] = {}  # task -> when its device, or an answer, was first lost
 
     def took_off(self, message: str, flight: Flight) -> None:
         self.open[message] = flight
@@ -41,6 +42,7 @@ class Flights:
 
     def closed(self, task: int) -> None:
         """Nobody waits for this task any more."""
+        self.lost.pop(task, None)
         self.keys.pop(task, None)
         self.newest.pop(task, None)
         self.missing.pop(task, None)

@@ -33,6 +33,7 @@ ERRORS = {
     5: "the node is not available",
     8: "the client process has crashed",
 }
+LOST = (3, 5)  # of these, what the device knows nothing of
 
 
 def to_records(parcel: Parcel) -> "RecordDict":
@@ -169,7 +170,7 @@ def _delivery(node: int, number: str, reply: "Message") -> Delivery:
     try:
         if reply.has_error():
             # What the SuperLink itself reports comes from it, whoever was asked.
-            return Delivery(number, error=error_of(reply))
+            return Delivery(number, error=error_of(reply), lost=reply.error.code in LOST)
         if reply.metadata.src_node_id != node:
             return Delivery(number, error="another node has answered")
         return Delivery(number, from_records(reply.content))

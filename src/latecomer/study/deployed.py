@@ -17,7 +17,7 @@ from latecomer.engines.post import Post
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
-from latecomer.study.files import EventLog
+from latecomer.study.files import EventLog, FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +66,19 @@ class Deployment:
         submodels = WHOLE if networks is None else networks.submodels
         self.loop = Federation(server, post, patience, submodels, self._log, dialect=dialect)
         folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep)
         self.saved = server.store.commits
         if keep:
-            self._log(self.loop.now, Note("resume", {"version": self.saved}))
+            self._log(self.loop.now, self._resumed())
+
+    def _resumed(self) -> Note:
+        """Which life of which run begins, and which tasks of earlier ones are sent again."""
+        keys = self.loop.flights.keys
+        names = {"run": self.loop.name, "session": self.loop.session}
+        return Note("resume", {"version": self.saved, **names, "open": [*keys.values()]})
 
     def run(self, bounds: Bounds) -> str:
         try:
@@ -81,6 +88,7 @@ class Deployment:
                 self._write_models(self.networks.whole.layout)
         finally:
             self.events.file.close()
+            self.lock.release()
         return reason
 
     def _after_step(self) -> bool:
@@ -123,7 +131,7 @@ class Deployment:
 
     def _log(self, time: float, note: Note) -> None:
         self.events.write(time, note)
-        if note.kind in ("refusal", "drop", "overdue", "introduction"):
+        if note.kind in ("refusal", "drop", "overdue", "away", "introduction"):
             log.info("%s %s", note.kind, dict(note.fields))
 
     def _write_models(self, layout: Layout) -> None:
