@@ -28,7 +28,9 @@ class LightFederation(LocalFederation):
         self.light = dir / "light"
         self.light.mkdir(parents=True)
         own = {"LIGHT": str(self.light)}
-        super().__init__(APP, devices, dir / "federation", tls, slowest=slowest, environment=own)
+        count, folder = max(1, devices), dir / "federation"
+        super().__init__(APP, count, folder, tls, slowest=slowest, environment=own)
+        del self.nodes[devices:]  # without any, a test brings its own
 
     def tell(self, device: int, faults: Iterable[str] = (), seconds: float | None = None) -> None:
         """How its next tasks fail (empty: not at all), and how long each takes."""
@@ -81,7 +83,9 @@ class LightRun:
 
     def number_of(self, device: int) -> int:
         """What the server calls device-i."""
-        found = [e["device"] for e in self.events("introduction") if e["name"] == f"device-{device}"]
+        found = [
+            e["device"] for e in self.events("introduction") if e["name"] == f"device-{device}"
+        ]
         return found[0] if found else -1
 
     def arrivals(self, device: int | None = None) -> list[dict[str, Any]]:

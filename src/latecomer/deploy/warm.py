@@ -25,6 +25,7 @@ KNOWN = ("1.41",)
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 WAIT_FOR_REPLY = 0.05  # where a stock node sleeps 0.5 s
 AWAY = 0.5
+LONGEST_TRY = 120.0
 
 
 def is_known(version: str) -> bool:
@@ -105,11 +106,17 @@ class Executor:
             self.haste.worked()
 
     def _client(self, token: str = "") -> Any:
+        """Asks the SuperNode; one that holds a token has an answer to bring, and keeps trying.
+
+        A node that was stopped for a while resets the connections of that time.
+        """
+        import httpx
         from flwr.supercore.interceptors import (
             RuntimeTokenHttpInterceptor,
             RuntimeVersionHttpInterceptor,
             SuperExecAuthHttpInterceptor,
         )
+        from flwr.supercore.retry import RetryInvoker, constant
         from flwr.supercore.runtime import RuntimeHttpClient
 
         parts: list[Any] = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")]
@@ -120,8 +127,13 @@ class Executor:
             parts.append(
                 SuperExecAuthHttpInterceptor(master_secret=known_by, protected_methods=[ACQUIRE])
             )
+        again = RetryInvoker(lambda: constant(AWAY), httpx.TransportError, None, LONGEST_TRY)
         return RuntimeHttpClient.from_server_address(
-            server_address=self.address, insecure=True, root_certificates=None, interceptors=parts
+            server_address=self.address,
+            insecure=True,
+            root_certificates=None,
+            interceptors=parts,
+            retry_invoker=again if token else None,
         )
 
     def _acquire(self, asking: Any) -> tuple[str, str]:

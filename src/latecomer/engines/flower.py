@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_POLLS = 50.0  # a second, for all open messages together; a SuperLink answers about 90
 # The names of the records in a message; other Flower apps use the last two, and have a config.
 FIELDS, METRICS, ARRAYS = "latecomer", "metrics", "arrays"
 CONFIG = "config"
@@ -94,7 +95,8 @@ class GridPost:
 
     Every open message has a thread of its own that asks for its reply: one node that uploads
     slowly, or stops in the middle, keeps nobody else waiting. A reply is fetched within `poll`
-    seconds, because one that waits is lost if its node goes offline.
+    seconds, because one that waits is lost if its node goes offline; with many open messages they
+    take turns, so that the SuperLink has time for its nodes.
     """
 
     def __init__(self, grid: "Grid", poll: float = 0.5, ttl: float = LONGEST_TTL) -> None:
@@ -129,7 +131,7 @@ class GridPost:
 
     def _fetch(self, node: int, number: str, stop: threading.Event) -> None:
         """Ask until the reply is there."""
-        while not stop.wait(self.poll):
+        while not stop.wait(max(self.poll, len(self._open) / MOST_POLLS)):
             found = self._tried("pull a reply", lambda: list(self.grid.pull_messages([number])))
             for reply in found or ():
                 if reply.metadata.reply_to_message_id == number:
