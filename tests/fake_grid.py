@@ -1,23 +1,32 @@
 """A grid in the same process, in virtual time: nodes answer when a fleet says that they would."""
 
 import heapq
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
 
+from latecomer.core.codec import decode, encode, storable
+from latecomer.core.messages import Offer
 from latecomer.engines.dialect import Dialect
 from latecomer.engines.federation import Federation, Patience
 from latecomer.engines.post import Delivery
 from latecomer.engines.virtual import Bounds
 from latecomer.engines.wire import (
+    GoOn,
     Introduction,
+    Order,
     Parcel,
+    Progress,
+    decode_go_on,
     decode_task,
     encode_introduction,
+    encode_progress,
     encode_update,
 )
 from latecomer.fleet.fleet import Fleet
+from latecomer.fleet.journey import Journey
 from toy import EXAMPLES, SIZE, ToyTrainer, toy_fleet, toy_server
 
 Answer = Callable[[str, Parcel], Parcel | str | None]
@@ -31,15 +40,52 @@ class ToyNode:
     key: str = ""
     trainer: ToyTrainer = field(default_factory=ToyTrainer)
     asked: list[str] = field(default_factory=list)
+    order: Order | None = None
+    done: int = 0
+    newer: list[tuple[int, GoOn]] = field(default_factory=list)
 
     def __call__(self, kind: str, parcel: Parcel) -> Parcel | str | None:
         if kind == "hello":
             return encode_introduction(
                 Introduction(self.name, self.key or f"secret of {self.name}")
             )
+        if "go-on" in parcel.fields:
+            return self.go_on(decode_go_on(parcel, SIZE))
         order = decode_task(parcel, lambda name: (None, SIZE))
         self.asked.append(order.key)
+        if order.until:
+            return self.begin(order)
         return self.reply(encode_update(self.trainer.update(order.task), order.key))
+
+    # A task in parts: what it was sent, how far it is, and the newer models it went on from.
+
+    def begin(self, order: Order) -> Parcel:
+        if self.order is None or self.order.key != order.key:
+            self.order, self.done, self.newer = order, order.until, []
+        return self.progress()
+
+    def progress(self) -> Parcel:
+        last = self.newer[-1][1] if self.newer else GoOn("", 0)
+        return encode_progress(Progress(self.done, last.number, last.name), self.order.key)
+
+    def go_on(self, told: GoOn) -> Parcel | str | None:
+        if self.order is None or self.order.key != told.key:
+            return "the client raised an error: not in the middle of that task"
+        if told.newer is not None:
+            self.newer.append((self.done, told))
+        self.done = told.until
+        task = self.order.task
+        if self.done < task.spec.local_epochs:
+            return self.progress()
+        most = max([told.number for _, told in self.newer], default=0)
+        broadcasts = [None] * (most - len(task.offers))
+        for _, each in self.newer:
+            broadcasts[each.number - len(task.offers) - 1] = Offer("", 0, each.newer)
+        rebases = tuple((done, each.number) for done, each in self.newer)
+        update = self.trainer.update(replace(task, broadcasts=tuple(broadcasts)), rebases)
+        name = self.newer[-1][1].name if self.newer else ""
+        self.order = None
+        return self.reply(encode_update(update, told.key, name))
 
     def reply(self, honest: Parcel) -> Parcel | str | None:
         return honest
@@ -55,6 +101,7 @@ class FakePost:
         self.sent: list[tuple[float, int, str]] = []
         self._heap: list[tuple[float, int, Delivery]] = []
         self._numbers: dict[int, int] = {}
+        self._journeys: dict[int, tuple[Journey, int]] = {}  # of tasks in parts, and their passes
         self._ids = count()
 
     def now(self) -> float:
@@ -76,12 +123,26 @@ class FakePost:
         return f"m{number}"
 
     def _arrives(self, node: int, parcel: Parcel) -> float | None:
+        told = parcel.fields
+        if "go-on" not in told:
+            journey = self._journey(node, parcel)
+            if "until" not in told:
+                return journey.arrives
+            self._journeys[node] = journey, told["spec.local_epochs"]
+        journey, passes = self._journeys[node]
+        if journey.arrives is None or told["until"] == passes:
+            return journey.arrives
+        span = journey.trained - journey.downloaded
+        # A device that is sent its task again has done a part of it already.
+        return max(self.time, journey.downloaded + span * told["until"] / passes)
+
+    def _journey(self, node: int, parcel: Parcel) -> Journey:
         turn = self._numbers[node] = self._numbers.get(node, -1) + 1
         models, size = 1, 4 * sum(prod(each.shape) for each in parcel.named.values())
         if parcel.array is not None:
             models, size = parcel.array.shape[0], 4 * parcel.array.shape[1]
         device = node % len(self.fleet.devices)
-        return self.fleet.journey(device, turn, self.time, EXAMPLES, models * size, size).arrives
+        return self.fleet.journey(device, turn, self.time, EXAMPLES, models * size, size)
 
     def again(self, delivery: Delivery, after: float = 0.0) -> None:
         """Something comes that nobody asked for."""
@@ -135,3 +196,17 @@ class ToyFederation:
     def heads(self) -> dict[str, list[float]]:
         store = self.server.store
         return {name: store.head_params(name).tolist() for name in store.lineages}
+
+
+def saved(run):
+    tree, tensors = encode({"server": run.server.state(), "loop": run.loop.state()})
+    return json.dumps(tree), storable(tensors)
+
+
+def revived(state, nodes, session="t", **more):
+    new = ToyFederation(nodes=nodes, session=session, **more)
+    tree, tensors = state
+    found = decode(json.loads(tree), tensors)
+    new.server.restore(found["server"])
+    new.loop.restore(found["loop"])
+    return new

@@ -1,6 +1,8 @@
 """Imports point one way: core <- device <- strategies <- engines <- study <- deploy <- cli."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,19 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_only_the_flower_engine_imports_flower(path: Path) -> None:
     flower = {name for name in imports_of(path) if name.split(".")[0] == "flwr"}
     assert not flower or path.relative_to(SOURCE).as_posix() in FLOWER
+
+
+def test_the_command_line_does_not_import_flower() -> None:
+    """It is an extra, and takes a second to import."""
+    script = (
+        "import sys, contextlib, io\n"
+        "from latecomer.cli import main\n"
+        "sys.argv = ['latecomer', '--help']\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    main()\n"
+        "sys.exit('flwr' in sys.modules or 'ray' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_no_pickle_near_disk_or_wire() -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -5,6 +7,10 @@ from latecomer.core.checks import Checks
 from latecomer.core.messages import Task, TrainSpec, Update
 
 TASK = Task(0, 0, 0, "main", 0, TrainSpec(), torch.zeros(4))
+
+
+def of(device):
+    return replace(TASK, device=device)
 
 
 def update(delta, examples=5, metrics=None, noise=0.0):
@@ -58,12 +64,36 @@ def test_norm_bound_does_not_shrink_as_the_fleet_converges():
 
 
 def test_one_hostile_device_cannot_walk_the_bound_upwards():
-    checks = Checks(norm_ratio=10, window=21, warmup=3)
-    for _ in range(21):
-        checks.reason_to_refuse(TASK, update(torch.tensor([1.0, 0, 0, 0])))
-    for _ in range(8):
-        checks.reason_to_refuse(TASK, update(torch.tensor([9.0, 0, 0, 0])))
-    assert checks.reason_to_refuse(TASK, update(torch.tensor([11.0, 0, 0, 0]))) is not None
+    checks = Checks(norm_ratio=10, window=31, warmup=3)
+    for device in range(1, 22):
+        checks.reason_to_refuse(of(device), update(torch.tensor([1.0, 0, 0, 0])))
+    for _ in range(1000):
+        checks.reason_to_refuse(of(0), update(torch.tensor([9.0, 0, 0, 0])))
+    assert checks.reason_to_refuse(of(0), update(torch.tensor([11.0, 0, 0, 0]))) is not None
+
+
+def test_one_busy_device_cannot_keep_the_others_out():
+    """It has converged, and has said so a thousand times before anybody else was heard."""
+    checks = Checks(norm_ratio=10)
+    for _ in range(1000):
+        assert checks.reason_to_refuse(of(0), update(torch.tensor([0.001, 0, 0, 0]))) is None
+    for turn in range(40):
+        honest = update(torch.tensor([5.0, 0, 0, 0]))
+        assert checks.reason_to_refuse(of(1 + turn % 3), honest) is None
+
+
+def test_examples_far_beyond_the_usual_are_refused():
+    checks = Checks()
+    for turn in range(30):
+        assert checks.reason_to_refuse(of(turn % 5), update(torch.ones(4), 50)) is None
+    assert checks.reason_to_refuse(of(1), update(torch.ones(4), 5000)) is None
+    assert "exceeds 5,000" in checks.reason_to_refuse(of(1), update(torch.ones(4), 5001))
+    assert "1 to 100" in Checks(most_examples=100).reason_to_refuse(
+        TASK, update(torch.ones(4), 101)
+    )
+    off = Checks(examples_ratio=0)
+    for examples in [5] * 30 + [10**9]:
+        assert off.reason_to_refuse(TASK, update(torch.ones(4), examples)) is None
 
 
 def test_bound_can_be_switched_off_and_state_restored():

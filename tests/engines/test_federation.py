@@ -1,6 +1,5 @@
 """Nodes come, go, fail and lie; the loop goes on, and says what it did."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -8,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fake_grid import ToyFederation, ToyNode
-from latecomer.core.codec import decode, encode, storable
+from fake_grid import ToyFederation, ToyNode, revived, saved
 from latecomer.engines.federation import Patience
 from latecomer.engines.post import Delivery
 from latecomer.engines.wire import Packed, Parcel, pack
@@ -304,20 +302,6 @@ def test_a_task_is_given_up_in_the_end():
 
 
 # A new life after the server was killed.
-
-
-def saved(run):
-    tree, tensors = encode({"server": run.server.state(), "loop": run.loop.state()})
-    return json.dumps(tree), storable(tensors)
-
-
-def revived(state, nodes, session="t", **more):
-    new = ToyFederation(nodes=nodes, session=session, **more)
-    tree, tensors = state
-    found = decode(json.loads(tree), tensors)
-    new.server.restore(found["server"])
-    new.loop.restore(found["loop"])
-    return new
 
 
 @pytest.mark.parametrize("strategy", sorted(recipes()))

@@ -4,17 +4,10 @@ import pytest
 
 from fake_grid import ToyFederation
 from latecomer.strategies.recipe import recipes
-from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
+from toy import ToyRun, toy_fleet, toy_server
 
 pytestmark = pytest.mark.parametrize("name", sorted(recipes()))
 KINDS = ("dispatch", "arrival", "commit", "split", "merge", "compensation", "drop", "retire")
-
-
-class AtWork(ToyTrainer):
-    """A node handles one message at a time: no broadcast reaches it in mid-task."""
-
-    def renew(self, task):
-        return False
 
 
 def told(log):
@@ -27,7 +20,7 @@ def told(log):
 
 
 def test_the_loop_and_the_virtual_engine_agree_to_the_bit(name):
-    virtual = ToyRun(toy_server(name), toy_fleet(), trainer=AtWork())
+    virtual = ToyRun(toy_server(name), toy_fleet())
     virtual.until(60)
     real = ToyFederation(name)
     assert real.until(60) == "updates"

@@ -152,6 +152,19 @@ def test_a_hostile_reply_is_refused(tmp_path):
     assert any(kind == "drop" for kind, _ in log)
 
 
+def test_a_node_cannot_answer_for_another(tmp_path):
+    honest, log = an_app(tmp_path), []
+
+    def app(message, context):
+        reply = honest(message, context)
+        if context.node_id == 101 and message.metadata.message_type == "train":
+            reply.metadata.__dict__["_src_node_id"] = 100
+        return reply
+
+    assert a_loop(ThreadGrid(app, NODES), log).run(TIME) == "updates"
+    assert {f["reason"] for kind, f in log if kind == "drop"} == {"another node has answered"}
+
+
 @pytest.mark.parametrize(
     ("config", "name"),
     [({"device-id": "a"}, "a"), ({"device-id": 7}, "7"), ({"partition-id": 3}, "partition-3")],

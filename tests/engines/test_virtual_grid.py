@@ -117,6 +117,12 @@ def test_a_wrong_option_is_named(tmp_path, options, said):
     named = {"name": "flwr.serverapp.strategy:FedAvg", **options}
     with pytest.raises(BadInput, match=said):
         ran(tmp_path / "run", None, strategy=named)
+    assert not (tmp_path / "run").exists()
+
+
+def test_sub_models_are_not_for_flowers_strategies(tmp_path):
+    with pytest.raises(BadInput, match="one model for all devices"):
+        ran(tmp_path / "run", FedAvg(**ALL), submodels={"level": "declared"})
 
 
 def test_which_nodes_are_sampled_hangs_on_the_seed_alone(tmp_path):

@@ -1,7 +1,7 @@
 """A device's message is hostile until checked."""
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any
@@ -16,15 +16,62 @@ LARGEST_METRIC = 1e300
 LARGEST_NOISE = 1e6  # its square must stay a number
 
 
+class Usual:
+    """How large a quantity usually is: the largest median that its last `window` values ever had.
+
+    A median cannot be walked upwards by a few devices, and keeping its largest value leaves room
+    for a late device that still has much to say after the others have converged. No device has more
+    than `votes` of the values: one that answers all the time must not decide alone.
+    """
+
+    def __init__(self, window: int, warmup: int, votes: int) -> None:
+        self.window, self.warmup, self.votes = window, warmup, votes
+        self._recent: deque[tuple[int, float]] = deque()  # device, value
+        self._votes: Counter[int] = Counter()
+        self._sorted: list[float] = []
+        self._reference = 0.0
+
+    def most(self, ratio: float) -> float:
+        """`ratio` times the usual; no bound for 0, or while too little has been seen."""
+        bound = ratio * self._reference
+        return bound if ratio and len(self._recent) >= self.warmup and bound > 0 else inf
+
+    def remember(self, device: int, value: float) -> None:
+        self._recent.append((device, value))
+        self._votes[device] += 1
+        insort(self._sorted, value)
+        if self._votes[device] > self.votes:
+            self._forget(next(place for place, (d, _) in enumerate(self._recent) if d == device))
+        elif len(self._recent) > self.window:
+            self._forget(0)
+        if len(self._recent) >= min(self.warmup, self.window):
+            self._reference = max(self._reference, self._sorted[len(self._sorted) // 2])
+
+    def _forget(self, place: int) -> None:
+        device, value = self._recent[place]
+        del self._recent[place]
+        del self._sorted[bisect_left(self._sorted, value)]
+        self._votes[device] -= 1
+        if not self._votes[device]:
+            del self._votes[device]
+
+    def state(self) -> dict[str, Any]:
+        return {"recent": list(self._recent), "reference": self._reference}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._recent = deque((int(device), float(value)) for device, value in state["recent"])
+        self._votes = Counter(device for device, _ in self._recent)
+        self._sorted = sorted(value for _, value in self._recent)
+        self._reference = state["reference"]
+
+
 class Checks:
     """Refuses updates that are malformed, not finite, or far larger than the usual ones.
 
-    The norm bound is `norm_ratio` times the largest median that the last `window` accepted norms
-    ever had. A median cannot be walked upwards by a few devices, and keeping its largest value
-    leaves room for a late device that still has much to say after the others have converged.
-    It takes effect after `warmup` accepted updates; norm_ratio 0 switches it off.
-
-    No device can have more than `most_examples`: set it where examples are what weighs an update.
+    A delta's norm may be `norm_ratio` times the usual, the number of examples `examples_ratio`
+    times (0 switches either off), once `warmup` updates have been accepted; the number of examples
+    is never above `most_examples`. What is usual is a matter of the last `window` accepted updates,
+    of each device at most `votes` (0: as many as it makes).
     """
 
     def __init__(
@@ -32,20 +79,24 @@ class Checks:
         norm_ratio: float = 20.0,
         window: int = 101,
         warmup: int = 20,
+        examples_ratio: float = 100.0,
         most_examples: int = MOST_EXAMPLES,
+        votes: int = 10,
     ) -> None:
-        self.norm_ratio, self.window, self.warmup = norm_ratio, window, warmup
+        self.norm_ratio, self.examples_ratio = norm_ratio, examples_ratio
         self.most_examples = most_examples
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._reference = 0.0
+        of_each = votes or window
+        self._norms, self._examples = (Usual(window, warmup, of_each) for _ in range(2))
 
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
         """Why this update must not touch the model, or None; an accepted one is remembered."""
         delta = update.delta
-        most, count = self.most_examples, update.num_examples
-        if type(count) is not int or not 1 <= count <= most:
-            return f"num_examples must be a whole number from 1 to {most:,}"
+        examples = update.num_examples
+        if type(examples) is not int or not 1 <= examples <= self.most_examples:
+            return f"num_examples must be a whole number from 1 to {self.most_examples:,}"
+        if examples > (most := self._examples.most(self.examples_ratio)):
+            usual = f"{self.examples_ratio:g} x the usual"
+            return f"num_examples = {examples:,} exceeds {most:,.0f} ({usual})"
         if not isinstance(update.metrics, Mapping) or not all(
             type(v) in (int, float) and abs(v) <= LARGEST_METRIC for v in update.metrics.values()
         ):
@@ -71,24 +122,16 @@ class Checks:
         norm = torch.linalg.vector_norm(delta).item()
         if not isfinite(norm):
             return "delta is not finite"
-        bound = self.norm_ratio * self._reference
-        if self.norm_ratio and len(self._recent) >= self.warmup and norm > bound > 0:
+        if norm > (bound := self._norms.most(self.norm_ratio)):
             return f"norm {norm:.3g} exceeds {bound:.3g} ({self.norm_ratio:g} x the usual)"
-        self._remember(norm)
+        self._norms.remember(task.device, norm)
+        if self.examples_ratio:
+            self._examples.remember(task.device, examples)
         return None
 
-    def _remember(self, norm: float) -> None:
-        self._recent.append(norm)
-        insort(self._sorted, norm)
-        if len(self._recent) > self.window:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        if len(self._recent) >= min(self.warmup, self.window):
-            self._reference = max(self._reference, self._sorted[len(self._sorted) // 2])
-
     def state(self) -> dict[str, Any]:
-        return {"recent": list(self._recent), "reference": self._reference}
+        return {**self._norms.state(), "examples": self._examples.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._recent = deque(state["recent"])
-        self._sorted = sorted(self._recent)
-        self._reference = state["reference"]
+        self._norms.restore(state)
+        self._examples.restore(state["examples"])

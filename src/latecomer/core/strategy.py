@@ -155,7 +155,10 @@ class Tells(Protocol):
 
 @runtime_checkable
 class Refines(Protocol):
-    """A part that opens and closes lineages, or broadcasts; asked after all events of a moment."""
+    """A part that opens and closes lineages, or broadcasts; asked after all events of a moment.
+
+    One that never broadcasts says so with `broadcasts = False`.
+    """
 
     def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]: ...
 
@@ -267,6 +270,12 @@ class Strategy:
     def slots(self) -> dict[str, Any]:
         names = ("route", "compensate", "weigh", "merge", "dispatch")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether devices at work may be sent newer models; parts that refine may say no."""
+        refining = (part for part in self.slots.values() if isinstance(part, Refines))
+        return any(getattr(part, "broadcasts", True) for part in refining)
 
     def state(self) -> dict[str, Any]:
         return {n: part.state() for n, part in self.slots.items() if isinstance(part, Stateful)}

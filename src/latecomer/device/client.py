@@ -12,11 +12,13 @@ from latecomer.device.flat import FlatModel
 from latecomer.device.ledger import Ledger
 from latecomer.device.memory import DeviceMemory, balanced, if_new
 from latecomer.device.networks import Networks
+from latecomer.device.parts import Part
 from latecomer.device.privacy import Privacy, noise_rng
 from latecomer.device.release import release
 from latecomer.device.training import (
     Plan,
     average_loss,
+    continued,
     local_update,
     loss_rms,
     mixed,
@@ -168,6 +170,23 @@ class Client:
         rest = Plan(*(rows[begun * steps :] for rows in plan)) if begun else plan
         trained = local_update(network, local, x, y, task.spec, rest)
         return self.answer(task, trained.sub_(base), choice, memory)
+
+    def begin(self, task: Task) -> Part:
+        """Start on a task that is done in parts; no device with a memory does that."""
+        choice = self.choose(task)
+        base = task.chosen(choice).params
+        return Part(choice, choice, base, base, base)
+
+    def go_on(self, task: Task, part: Part, until: int) -> None:
+        """Train up to that many passes over the data: the very numbers of `perform`."""
+        plan, network = self.plan(task), self.network(task.submodel)
+        steps = len(plan.order) // task.spec.local_epochs
+        rows = Plan(*(rows[part.done * steps : until * steps] for rows in plan))
+        x, y = self.data(task)
+        part.local, part.memory = continued(
+            network, part.local, part.anchor, part.memory, x, y, task.spec, rows
+        )
+        part.done = until
 
     def answer(
         self, task: Task, delta: Tensor, choice: int = 0, memory: DeviceMemory | None = None

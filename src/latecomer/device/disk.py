@@ -17,6 +17,8 @@ from torch import Tensor
 
 from latecomer.core.codec import storable
 from latecomer.device.memory import DeviceMemory
+from latecomer.device.optimizers import Memory
+from latecomer.device.parts import Part
 from latecomer.errors import BadInput
 
 SECRET_BYTES = 32
@@ -38,6 +40,22 @@ class Kept:
     answered: str = ""
     told: Mapping[str, Any] = field(default_factory=dict)
     delta: Tensor | None = None
+    under_way: "UnderWay | None" = None
+
+
+@dataclass
+class UnderWay:
+    """A task that is done in parts: as it came (`told`, `models`), and how far it is.
+
+    `number` names its random stream. `base` is what the server calls the newer model that the
+    device has taken up; empty if it has not.
+    """
+
+    told: Mapping[str, Any]
+    models: Tensor
+    number: int
+    part: Part
+    base: str = ""
 
 
 class DeviceDisk:
@@ -71,6 +89,7 @@ class DeviceDisk:
             document = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["kept"])
             if document["format"] != FORMAT:
                 raise BadInput(f"{path}: format {document['format']}, this version reads {FORMAT}")
+            under_way = document.get("under_way")
             memory = {
                 name.removeprefix("memory."): tensor
                 for name, tensor in tensors.items()
@@ -83,6 +102,7 @@ class DeviceDisk:
                 document["answered"],
                 document["told"],
                 tensors.get("delta"),
+                None if under_way is None else _taken_up(under_way, tensors),
             )
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             if isinstance(error, BadInput):
@@ -101,8 +121,38 @@ class DeviceDisk:
             "answered": kept.answered,
             "told": dict(kept.told),
         }
+        if kept.under_way is not None:
+            document["under_way"], parts = _put_down(kept.under_way)
+            tensors |= parts
         data = save(_apart(storable(tensors)), {"kept": json.dumps(document)})
         _replace(self.folder / "state.safetensors", data)
+
+
+def _put_down(task: UnderWay) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    part = task.part
+    document = {
+        "told": dict(task.told),
+        "number": task.number,
+        "base": task.base,
+        "part": [part.choice, part.left_for, part.done],
+    }
+    tensors = {"models": task.models, "base": part.base, "local": part.local}
+    tensors["anchor"] = part.anchor
+    if part.memory is not None:
+        tensors |= {f"optimiser.{n}": t for n, t in part.memory._asdict().items()}
+    return document, {f"under_way.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _taken_up(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> UnderWay:
+    def of(name: str) -> Tensor:
+        return tensors[f"under_way.{name}"]
+
+    choice, left_for, done = document["part"]
+    memory = None
+    if "under_way.optimiser.first" in tensors:
+        memory = Memory(*(of(f"optimiser.{name}") for name in Memory._fields))
+    part = Part(choice, left_for, of("base"), of("local"), of("anchor"), memory, done)
+    return UnderWay(document["told"], of("models"), document["number"], part, document["base"])
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -123,15 +123,53 @@ def local_update(
     kernel = model.kernel if plain and on_gradient is None else None
     if kernel is not None and kernel.covers(spec):
         return kernel.train(params, x, y, spec, plan)
+    return _train(
+        model, params, params, None, x, y, spec, plan, on_gradient, functional, ragged, weighted
+    )[0]
+
+
+def continued(
+    model: FlatModel,
+    params: Tensor,
+    anchor: Tensor,
+    memory: Memory | None,
+    x: Tensor,
+    y: Tensor,
+    spec: TrainSpec,
+    plan: Plan,
+) -> tuple[Tensor, Memory]:
+    """As `local_update`, from where an earlier part of the same training ended.
+
+    `anchor` is where that began, which `spec.prox` pulls to, and `memory` the optimiser's at its
+    end, None at the beginning. Parts give the very numbers of the whole.
+    """
+    return _train(model, params, anchor, memory, x, y, spec, plan)
+
+
+def _train(
+    model: FlatModel,
+    params: Tensor,
+    anchor: Tensor,
+    memory: Memory | None,
+    x: Tensor,
+    y: Tensor,
+    spec: TrainSpec,
+    plan: Plan,
+    on_gradient: Hook | None = None,
+    functional: bool = False,
+    ragged: bool = False,
+    weighted: bool = False,
+) -> tuple[Tensor, Memory]:
+    plain = not functional and not weighted
     rule = rule_named(spec.optimizer)
     span = model.head if spec.last_layer_only else slice(0, model.layout.size)
     whole = params if functional else params.detach().clone()
-    base, moving = params[span], whole[span]
+    base, moving = anchor[span], whole[span]
     gradient_at = _gradient_function(model, whole, span, spec, functional)
     add = Tensor.add if functional else Tensor.add_
     take = _take_batched if functional else _take
     sizes = plan.mask.sum(1).int().tolist() if plain else None
-    memory = start(moving)
+    memory = memory or start(moving)
     with torch.set_grad_enabled(functional and torch.is_grad_enabled()):
         for step, (index, weights) in enumerate(zip(*map(torch.unbind, plan), strict=True)):
             real: Tensor | None = weights
@@ -156,7 +194,7 @@ def local_update(
                     )
                 )
             moving, memory = moved, remembered
-    return _join(whole, moving, span) if functional else whole
+    return (_join(whole, moving, span) if functional else whole), memory
 
 
 def _gradient_function(

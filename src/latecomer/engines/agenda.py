@@ -4,8 +4,9 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from latecomer.core.messages import Due, Failed, Left, Ready, Received
+from latecomer.core.messages import Due, Failed, Left, Ready
 from latecomer.engines.post import Delivery
+from latecomer.engines.virtual import Told
 
 ROUNDING = 1e-9  # seconds; the sum of the lives of a run is not exact
 
@@ -39,9 +40,9 @@ class Again:
     device: int
 
 
-Item = Ready | Due | Failed | Left | Received | Delivery | Overdue | GiveUp | HelloAgain | Again
+Item = Ready | Due | Failed | Left | Told | Delivery | Overdue | GiveUp | HelloAgain | Again
 # What the server is waiting for outlives the process; the rest is found anew.
-KEPT = Ready | Due | Failed | Received
+KEPT = Ready | Due | Failed | Told
 
 
 class Agenda:

@@ -7,20 +7,26 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latecomer.core.messages import Update
+from latecomer.core.messages import Offer, Task, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.client import LEDGER, Client
-from latecomer.device.disk import DeviceDisk, Kept
+from latecomer.device.disk import DeviceDisk, Kept, UnderWay
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.wire import (
     Introduction,
+    Order,
     Parcel,
+    Progress,
     Refused,
+    decode_go_on,
     decode_task,
     encode_introduction,
+    encode_progress,
     encode_update,
+    pack,
+    unpack,
 )
 
 Data = Callable[[], tuple[Tensor, Tensor]]
@@ -35,6 +41,9 @@ class Agent:
 
     A task is performed once. If it comes again, because the answer was lost, so does the answer:
     to train anew would be another release of the data.
+
+    A task may be done in parts of so many passes over the data. Between two of them the device says
+    how far it is, and hears of a newer model if there is one.
     """
 
     def __init__(
@@ -55,20 +64,66 @@ class Agent:
         return encode_introduction(Introduction(self.name, key, self.width))
 
     def answer(self, parcel: Parcel) -> Parcel:
-        """Perform the task that the parcel brings; Refused if it cannot be understood."""
+        """Do what the parcel asks for; Refused if it cannot be understood."""
+        if "go-on" in parcel.fields:
+            return self._go_on(parcel)
         order = decode_task(parcel, self._size_of)
         key, kept = order.key, self.disk.load()
         if kept.answered == key:
-            return encode_update(_repeated(kept), key)
+            return _repeated(kept)
+        if kept.under_way is not None and kept.under_way.told["task"] == key:
+            # It was sent again: the server does not know how far it is.
+            return _progress(kept.under_way)
         if kept.run != order.run:
             # Gradients and models of another run mean nothing here; what was spent stays spent.
             spent = {name: kept.memory[name] for name in (LEDGER,) if name in kept.memory}
             kept = Kept(kept.begun, spent, order.run)
         number, kept.begun = kept.begun, kept.begun + 1
+        kept.under_way = None
         self.disk.save(kept)  # a device that is killed in mid-task must not use this number again
-        x, y = self.data()
-        client = Client(0, self.networks, x, y, self._seed(), self.privacy)
-        update = client.perform(replace(order.task, device=0, number=number), kept.memory)
+        client, task = self._client(), replace(order.task, device=0, number=number)
+        if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
+            return self._begin(client, kept, parcel, order, task)
+        return self._answered(kept, key, client.perform(task, kept.memory))
+
+    def _begin(
+        self, client: Client, kept: Kept, parcel: Parcel, order: Order, task: Task
+    ) -> Parcel:
+        part = client.begin(task)
+        client.go_on(task, part, order.until)
+        rows = unpack(parcel.array, 1 + len(task.offers), task.params.numel())
+        kept.under_way = UnderWay(dict(parcel.fields), rows, task.number, part)
+        self.disk.save(kept)
+        return _progress(kept.under_way)
+
+    def _go_on(self, parcel: Parcel) -> Parcel:
+        kept = self.disk.load()
+        key = parcel.fields.get("go-on")
+        if kept.answered == key:
+            return _repeated(kept)
+        under_way = kept.under_way
+        if under_way is None or under_way.told["task"] != key:
+            raise Refused("this device is not in the middle of that task")
+        part = under_way.part
+        order = decode_go_on(parcel, part.local.numel())
+        if order.until <= part.done:
+            return _progress(under_way)  # it was sent again
+        stored = Parcel(under_way.told, array=pack(*under_way.models.unbind()))
+        task = replace(decode_task(stored, self._size_of).task, device=0, number=under_way.number)
+        if order.newer is not None and (not part.left_for or part.left_for == order.fits):
+            part.take_up(order.number, order.newer)
+            under_way.base = order.name
+        client = self._client()
+        client.go_on(task, part, min(order.until, task.spec.local_epochs))
+        if part.done < task.spec.local_epochs:
+            self.disk.save(kept)
+            return _progress(under_way)
+        if part.choice > len(task.offers):
+            task = _with_broadcast(task, part.choice, part.base)
+        update = client.answer(task, part.local - part.base, part.choice, kept.memory)
+        return self._answered(kept, str(key), update, under_way.base)
+
+    def _answered(self, kept: Kept, key: str, update: Update, base: str = "") -> Parcel:
         told = {
             "num_examples": update.num_examples,
             "metrics": dict(update.metrics),
@@ -77,9 +132,15 @@ class Agent:
             "epsilon": update.epsilon,
             "last": update.last,
         }
+        if base:
+            told["base"] = base
         # What it has cost is on disk before it leaves.
         self.disk.save(Kept(kept.begun, kept.memory, kept.run, key, told, update.delta))
-        return encode_update(update, key)
+        return encode_update(update, key, base)
+
+    def _client(self) -> Client:
+        x, y = self.data()
+        return Client(0, self.networks, x, y, self._seed(), self.privacy)
 
     def _seed(self) -> int:
         return int.from_bytes(sha256(b"seed:" + self.disk.secret()).digest()[:8], "little") >> 1
@@ -92,5 +153,19 @@ class Agent:
         raise Refused(f"this device has no network for {name!r}")
 
 
-def _repeated(kept: Kept) -> Update:
-    return Update(0, kept.delta, **kept.told)
+def _with_broadcast(task: Task, number: int, newer: Tensor) -> Task:
+    """The task as the server knows it: the others that it was sent are not needed any more."""
+    others: tuple[Offer | None, ...] = (None,) * (number - len(task.offers) - 1)
+    return replace(task, broadcasts=(*others, Offer("", 0, newer)))
+
+
+def _progress(task: UnderWay) -> Parcel:
+    part = task.part
+    number = part.choice if task.base else 0
+    return encode_progress(Progress(part.done, number, task.base), task.told["task"])
+
+
+def _repeated(kept: Kept) -> Parcel:
+    told = dict(kept.told)
+    base = str(told.pop("base", ""))
+    return encode_update(Update(0, kept.delta, **told), kept.answered, base)

@@ -1,5 +1,6 @@
 """How tasks and answers are worded for the devices of a deployment."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from latecomer.core.messages import Task, Update
@@ -16,11 +17,14 @@ class Dialect(Protocol):
     def known(self, node: int) -> Introduction | None:
         """Who is behind this node, if it need not be asked."""
 
-    def encode(self, task: Task, key: str, run: str) -> Parcel:
-        """The message that gives the task to its device."""
+    def encode(self, task: Task, key: str, run: str, until: int = 0) -> Parcel:
+        """The message that gives the task to its device; `until` if it is done in parts."""
 
-    def decode(self, parcel: Parcel, task: Task, key: str) -> Update:
-        """What the device has answered; Refused if it is no answer to this task."""
+    def decode(self, parcel: Parcel, task: Task, key: str, newer: Mapping[int, str]) -> Update:
+        """What the device has answered; Refused if it is no answer to this task.
+
+        `newer` names the broadcasts that the device was sent, by their numbers.
+        """
 
 
 class Native:
@@ -31,8 +35,8 @@ class Native:
     def known(self, node: int) -> None:
         return None
 
-    def encode(self, task: Task, key: str, run: str) -> Parcel:
-        return encode_task(task, key, run)
+    def encode(self, task: Task, key: str, run: str, until: int = 0) -> Parcel:
+        return encode_task(task, key, run, until)
 
-    def decode(self, parcel: Parcel, task: Task, key: str) -> Update:
-        return decode_update(parcel, task, key)
+    def decode(self, parcel: Parcel, task: Task, key: str, newer: Mapping[int, str]) -> Update:
+        return decode_update(parcel, task, key, newer)

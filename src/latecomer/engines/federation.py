@@ -5,10 +5,11 @@ is asked who it is. A device has one open task at a time. A task that takes long
 device no longer counts as working, and its reply is used whenever it comes. Devices that fail or
 send what must be refused are left alone for a while, twice as long each time.
 
-Broadcasts do not reach a device at work, because a node handles one message at a time.
+A node handles one message at a time, so tasks of strategies that broadcast are done in parts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 from uuid import uuid4
@@ -29,21 +30,25 @@ from latecomer.core.messages import (
     Send,
     Stop,
     Task,
+    wire_bytes,
 )
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.engines.agenda import KEPT, Again, Agenda, GiveUp, HelloAgain, Item, Overdue
+from latecomer.engines.courses import Course, restored
 from latecomer.engines.dialect import Dialect, Native
 from latecomer.engines.flights import Flight, Flights
 from latecomer.engines.patience import Patience
 from latecomer.engines.post import Delivery, Post
 from latecomer.engines.roster import Device, Roster
-from latecomer.engines.virtual import Bounds
+from latecomer.engines.virtual import Bounds, Told
 from latecomer.engines.wire import (
     Introduction,
     Parcel,
     Refused,
     decode_introduction,
+    decode_progress,
+    encode_go_on,
 )
 
 __all__ = ["WHOLE", "Federation", "Patience"]
@@ -86,6 +91,7 @@ class Federation:
         self.flights = Flights()
         self.agenda = Agenda()
         self._pending: list[tuple[int, Item]] = []
+        self._going: list[tuple[Task, Flight]] = []  # devices that wait in mid-task
 
     @property
     def now(self) -> float:
@@ -130,6 +136,10 @@ class Federation:
         if events:
             for command in self.server.handle(*events):
                 self._carry_out(command)
+        # Only now: what was broadcast at this moment goes with it.
+        going, self._going = self._going, []
+        for task, flight in going:
+            self._go_on(task, flight)
 
     def _next_moment(self) -> list[tuple[int, Item]]:
         """Replies and timers, in the order in which they were asked for."""
@@ -216,7 +226,10 @@ class Federation:
             case Again(device):
                 if self.now >= self.roster.devices[device].waits_until:
                     yield from self._welcome(self.roster.devices[device])
-            case Ready() | Due() | Failed() | Left() | Received():
+            case Told(tasks):
+                # As it is now: another broadcast may have left at the same moment.
+                yield Received(tuple((task, self.flights.usable(task)) for task in tasks))
+            case Ready() | Due() | Failed() | Left():
                 yield item
 
     def _delivered(self, delivery: Delivery) -> Iterable[Event]:
@@ -285,8 +298,18 @@ class Federation:
             if task is None and device.number not in self.server.working:
                 yield from self._welcome(device)
             return
+        course = self.flights.courses.get(number)
         try:
-            update = self.dialect.decode(delivery.parcel, task, key)
+            if course is not None:
+                progress = decode_progress(delivery.parcel, key)
+                if progress is not None:
+                    course.heard(progress)
+                    if task.broadcasts:
+                        self.agenda.push(self.now, Told((number,)))
+                    self._going.append((task, flight))
+                    return
+            newer = {} if course is None else course.names
+            update = self.dialect.decode(delivery.parcel, task, key, newer)
         except Refused as error:
             yield from self._lost(device, task, f"refused: {error}")
             return
@@ -359,9 +382,7 @@ class Federation:
                 else:
                     self._send(task)
             case Broadcast(tasks):
-                fields = {"devices": [t.device for t in tasks], "reason": "they are at work"}
-                self.agenda.push(self.now, Received(tuple((t.id, ()) for t in tasks)))
-                self._note(Note("undelivered", fields))
+                self._broadcast(tasks)
             case Later(seconds, Ready() as ready):
                 # Repairs queue up behind each other, as they do in the simulation.
                 self._repaired_at = max(self.now, self._repaired_at) + seconds
@@ -370,6 +391,48 @@ class Federation:
                 self.agenda.push(self.now + seconds, due)
             case Stop(reason):
                 self.stopped = reason
+
+    def _broadcast(self, tasks: Sequence[Task]) -> None:
+        """The newest model goes with the next message of those who are not at their last pass."""
+        late = []
+        for task in tasks:
+            course = self.flights.courses.get(task.id)
+            if course is not None and course.hears:
+                number = len(task.offers) + len(task.broadcasts)
+                course.broadcast(number, f"{self.session}-{number}")
+            else:
+                late.append(task.device)
+        self.agenda.push(self.now, Told(tuple(task.id for task in tasks)))
+        if late:
+            reason = "their last pass has begun"
+            self._note(Note("undelivered", {"devices": late, "reason": reason}))
+
+    def _go_on(self, task: Task, flight: Flight) -> None:
+        """A device in mid-task is told to do the next pass."""
+        course = self.flights.courses.get(task.id)
+        node = self.roster.devices[task.device].node
+        if course is None or task.id not in self.server.open_tasks:
+            return
+        if node is None or node in self.flights.busy:
+            # The task is sent again when the node is back, and goes on from there.
+            self.flights.missing[task.id] = replace(flight, node=-1)
+            return
+        order = course.go_on(task, self.flights.keys[task.id])
+        message = self.post.send(node, "train", encode_go_on(order))
+        if message is None:
+            self._not_taken(task)
+            return
+        if order.newer is not None:
+            self.bytes_down += wire_bytes(order.newer)
+        # It keeps its place in the queue, and its age.
+        self.flights.took_off(message, replace(flight, node=node))
+
+    def _not_taken(self, task: Task) -> None:
+        device = self.roster.devices[task.device]
+        self._failed(device)
+        self.flights.closed(task.id)
+        self.agenda.push(self.now, Failed(task.id, "the message was not taken"))
+        self.agenda.push(device.waits_until, Again(device.number))
 
     def _heed(self, note: Note) -> None:
         """A device whose update was refused has to wait; one that was heard has made up for it."""
@@ -389,17 +452,23 @@ class Federation:
             self.flights.missing[task.id] = Flight(0, -1, self.now, task.device, task.id)
             return
         task.began = self.now
-        parcel = self.dialect.encode(task, self.flights.keys[task.id], self.name)
+        until = self._first_stop(task)
+        parcel = self.dialect.encode(task, self.flights.keys[task.id], self.name, until)
         message = self.post.send(node, "train", parcel)
         if message is None:
-            self._failed(device)
-            self.flights.closed(task.id)
-            self.agenda.push(self.now, Failed(task.id, "the message was not taken"))
-            self.agenda.push(device.waits_until, Again(device.number))
+            self._not_taken(task)
             return
         self.bytes_down += task.bytes_down
         flight = Flight(self.agenda.count(), node, self.now, task.device, task.id)
         self.flights.took_off(message, flight)
+
+    def _first_stop(self, task: Task) -> int:
+        """After how many passes the device is to wait for a word; 0: it does all of them."""
+        if task.spec.local_epochs < 2 or not self.server.strategy.broadcasts:
+            return 0
+        course = self.flights.courses.setdefault(task.id, Course(task.spec.local_epochs))
+        course.until = 1
+        return course.until
 
     def _note(self, note: Note) -> None:
         if self.on_note:
@@ -418,6 +487,7 @@ class Federation:
             "repaired_at": self._repaired_at,
             "devices": self.roster.state(),
             "keys": {task: key for task, key in self.flights.keys.items() if task in open_tasks},
+            "courses": {task: course.state() for task, course in self.flights.courses.items()},
             "timers": sorted(timers, key=lambda each: each[:2]),
             "counter": self.agenda.counter,
         }
@@ -431,6 +501,8 @@ class Federation:
         self._repaired_at = state["repaired_at"]
         self.roster.restore(state["devices"])
         self.flights.keys = dict(state["keys"])
+        courses = state.get("courses", {})
+        self.flights.courses = {task: restored(each) for task, each in courses.items()}
         self.agenda = Agenda(state["timers"], state["counter"])
         for device in list(self.server.idle):
             self.agenda.push(self.now, Left(device))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from latecomer.engines.courses import Course
+
 
 @dataclass(slots=True)
 class Flight:
@@ -25,6 +27,7 @@ class Flights:
         self.keys: dict[int, str] = {}  # task -> the name that it has for ever
         self.missing: dict[int, Flight] = {}  # task -> as if sent, while its device is not there
         self.lost: dict[int, float] = {}  # task -> when its device, or an answer, was first lost
+        self.courses: dict[int, Course] = {}  # of tasks that are done in parts
 
     def took_off(self, message: str, flight: Flight) -> None:
         self.open[message] = flight
@@ -40,9 +43,14 @@ class Flights:
             del self.busy[flight.node]
         return flight
 
+    def usable(self, task: int) -> tuple[int, ...]:
+        """The broadcasts that the update of this task may still be from."""
+        return self.courses[task].usable if task in self.courses else ()
+
     def closed(self, task: int) -> None:
         """Nobody waits for this task any more."""
         self.lost.pop(task, None)
         self.keys.pop(task, None)
         self.newest.pop(task, None)
         self.missing.pop(task, None)
+        self.courses.pop(task, None)

@@ -1,7 +1,6 @@
 """A Flower `ClientApp` for devices of a deployment. Needs the extra `flower`."""
 
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
 from latecomer.engines.flower import from_records, to_records
+from latecomer.engines.wire import NAME
 from latecomer.errors import BadInput
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def device_name(context: "Context") -> str:
         name = f"partition-{config['partition-id']}"
     else:
         raise BadInput('the node has no name: start it with --node-config "device-id=NAME"')
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+    if not NAME.fullmatch(name):
         raise BadInput(f"device-id = {name!r}: allowed are up to 100 letters, digits, . _ and -")
     return name
 

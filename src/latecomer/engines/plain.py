@@ -13,7 +13,7 @@ from torch import Tensor
 from latecomer.core.messages import Task, Update
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
-from latecomer.core.strategy import Finishes, Refines
+from latecomer.core.strategy import Finishes
 from latecomer.engines.wire import (
     Introduction,
     Packed,
@@ -49,7 +49,7 @@ class PlainFlower:
         """A node has no other name than its number, which Flower vouches for."""
         return Introduction(f"node-{node}", f"node-{node}")
 
-    def encode(self, task: Task, key: str, run: str) -> Parcel:
+    def encode(self, task: Task, key: str, run: str, until: int = 0) -> Parcel:
         spec = task.spec
         config: dict[str, int | float] = {
             "server-round": task.version + 1,
@@ -62,7 +62,7 @@ class PlainFlower:
         tensors = self.layout.unflatten(task.params)
         return Parcel(config, named={name: pack_one(each) for name, each in tensors.items()})
 
-    def decode(self, parcel: Parcel, task: Task, key: str) -> Update:
+    def decode(self, parcel: Parcel, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         trained = self._model(parcel.named)
         told = dict(parcel.metrics)
         check_metrics(told)
@@ -107,6 +107,6 @@ def needs_of(server: Server) -> str:
     for what, wanted in asked.items():
         if wanted:
             return what
-    if any(isinstance(part, Refines) for part in strategy.slots.values()):
+    if strategy.broadcasts:
         return "devices that hear of newer models while they train"
     return ""

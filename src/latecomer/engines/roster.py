@@ -8,6 +8,8 @@ from typing import Any
 
 from latecomer.engines.wire import Introduction, Refused
 
+MOST_DEVICES = 1_000_000  # names are kept for ever: nobody may make them up without end
+
 
 @dataclass(slots=True)
 class Device:
@@ -35,6 +37,7 @@ class Roster:
         there = set(present)
         for node in [node for node in self.nodes if node not in there]:
             number = self.nodes.pop(node)
+            self.failures.pop(node, None)
             if number is not None and self.devices[number].node == node:
                 self.devices[number].node = None
                 yield node, number
@@ -54,6 +57,8 @@ class Roster:
         known = self.names.get(who.name)
         if known is not None and not hmac.compare_digest(known.proof, proof):
             raise Refused(f"device {known.number} has this name, and another key")
+        if known is None and len(self.names) >= MOST_DEVICES:
+            raise Refused(f"there are {MOST_DEVICES:,} devices already")
         device = known or Device(len(self.names), proof, who.width)
         self.names[who.name] = self.devices[device.number] = device
         device.node, device.width = node, who.width

@@ -32,7 +32,6 @@ from latecomer.core.messages import (
     wire_bytes,
 )
 from latecomer.core.server import Server
-from latecomer.core.strategy import Refines
 from latecomer.device.client import Rebases
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import Trainer
@@ -131,7 +130,7 @@ class VirtualEngine:
         self._spans: dict[int, tuple[float, ...]] = {}  # of the tasks that arrive at this moment
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
-        self._broadcasts = any(isinstance(p, Refines) for p in server.strategy.slots.values())
+        self._broadcasts = server.strategy.broadcasts
         self._windowed = {device for device in devices if fleet.has_windows(device)}
         for device in devices:
             opens = fleet.first_open(device, 0.0)

@@ -86,16 +86,6 @@ class DirectedEngine(VirtualEngine):
             raise BadInput(f"strategy {server.strategy.name!r} is not directed by Flower")
         self.directed, self.layout, self.evaluate = merge, layout, evaluate
         self._timers = -1
-        self._check_size(len(devices))
-
-    def _check_size(self, devices: int) -> None:
-        director = self.directed.director
-        for option in ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"):
-            if getattr(director, option, 0) > devices:
-                raise BadInput(
-                    f"strategy.{option} = {getattr(director, option)}: the fleet has {devices}"
-                    f" devices with data, so {type(director).__name__} would wait for ever"
-                )
 
     def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
         """Have the strategy run its rounds to the first bound; says why it ended."""

@@ -5,6 +5,7 @@ with what was asked for before a single value is read, and `Refused` says what w
 (finite, in bounds) are left to `core.checks`, which sees every update.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from io import BytesIO
@@ -22,6 +23,8 @@ FLOAT32 = "float32"
 MOST_HEADER = 256  # bytes that .npy may put before the values
 MOST_METRICS = 10_000
 LONGEST_NAME = 200  # of a metric, a device, a sub-model or a key
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a device
 
 Scalar = bool | int | float | str
 
@@ -59,6 +62,32 @@ class Order:
     key: str
     run: str
     task: Task
+    until: int = 0  # passes over the data, after which it is to say so and wait; 0: all
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """What a device that waits in mid-task is told: train up to `until` passes.
+
+    Before that it takes up `newer`, if there is one: the model that has this number within the
+    task, and this name for ever. `fits` is the offer of the same lineage, 0 for none.
+    """
+
+    key: str
+    until: int
+    number: int = 0
+    name: str = ""
+    fits: int = 0
+    newer: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A device has done so many passes, from the newer model of this number and name, if any."""
+
+    passes: int
+    number: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +160,11 @@ def _product(shape: tuple[int, ...]) -> str:
     return " x ".join(str(size) for size in shape) or "1"
 
 
-def encode_task(task: Task, key: str, run: str = "") -> Parcel:
+def encode_task(task: Task, key: str, run: str = "", until: int = 0) -> Parcel:
     """A task with all the models that the device may start from, as rows of one array.
 
     `key` names the task for ever; numbers may be given anew after a restart of the server. `run`
-    names what the task is part of, over all restarts.
+    names what the task is part of, over all restarts. `until` is for a task that is done in parts.
     """
     told: dict[str, Scalar] = {
         "task": key,
@@ -145,6 +174,8 @@ def encode_task(task: Task, key: str, run: str = "") -> Parcel:
         "models": 1 + len(task.offers),
         "submodel": name_of(task.submodel),
     }
+    if until:
+        told["until"] = until
     told |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
     models = (task.params, *(offer.params for offer in task.offers))
     return Parcel(told, array=pack(*models))
@@ -173,7 +204,41 @@ def decode_task(parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, 
         submodel=submodel,
         offers=tuple(Offer("", i, rows[i]) for i in range(1, models)),
     )
-    return Order(key, run, task)
+    until = _whole(told, "until") if "until" in told else 0
+    return Order(key, run, task, min(until, task.spec.local_epochs))
+
+
+def encode_go_on(order: GoOn) -> Parcel:
+    told: dict[str, Scalar] = {"go-on": order.key, "until": order.until}
+    if order.newer is None:
+        return Parcel(told)
+    told |= {"newer": order.number, "name": order.name, "fits": order.fits}
+    return Parcel(told, array=pack(order.newer))
+
+
+def decode_go_on(parcel: Parcel, size: int) -> GoOn:
+    told = parcel.fields
+    key, until = _text(told, "go-on"), _whole(told, "until")
+    if "newer" not in told:
+        return GoOn(key, until)
+    newer = unpack(parcel.array, 1, size)[0]
+    number, fits = _whole(told, "newer"), _whole(told, "fits")
+    return GoOn(key, until, number, _text(told, "name"), fits, newer)
+
+
+def encode_progress(progress: Progress, key: str) -> Parcel:
+    told = {"task": key, "passes": progress.passes}
+    return Parcel({**told, "choice": progress.number, "base": progress.name})
+
+
+def decode_progress(parcel: Parcel, key: str) -> Progress | None:
+    """What a device in mid-task says; None if this is not of that kind."""
+    told = parcel.fields
+    if "passes" not in told:
+        return None
+    if _text(told, "task") != key:
+        raise Refused("it answers another task")
+    return Progress(_whole(told, "passes"), _whole(told, "choice"), _text(told, "base"))
 
 
 def _spec(told: Mapping[str, Any]) -> TrainSpec:
@@ -196,8 +261,11 @@ def _spec(told: Mapping[str, Any]) -> TrainSpec:
     return TrainSpec(**found)
 
 
-def encode_update(update: Update, key: str) -> Parcel:
-    """The answer to the task of that key. Its own number stays behind: the key says it all."""
+def encode_update(update: Update, key: str, base: str = "") -> Parcel:
+    """The answer to the task of that key. Its own number stays behind: the key says it all.
+
+    `base` is the name of the newer model that the device has gone on from, if it has.
+    """
     told = {
         "task": key,
         "silent": update.delta is None,
@@ -206,12 +274,19 @@ def encode_update(update: Update, key: str) -> Parcel:
         "epsilon": update.epsilon,
         "last": update.last,
     }
+    if base:
+        told["base"] = base
     metrics = {"num-examples": update.num_examples, **update.metrics}
     return Parcel(told, metrics, None if update.delta is None else pack(update.delta))
 
 
-def decode_update(parcel: Parcel, task: Task, key: str) -> Update:
-    """What a device answers to `task`; Refused if it is no answer to it, or of the wrong form."""
+def decode_update(
+    parcel: Parcel, task: Task, key: str, newer: Mapping[int, str] | None = None
+) -> Update:
+    """What a device answers to `task`; Refused if it is no answer to it, or of the wrong form.
+
+    `newer` names the broadcasts that it was sent while it worked, by their numbers.
+    """
     told, metrics = parcel.fields, dict(parcel.metrics)
     if _text(told, "task") != key:
         raise Refused("it answers another task")
@@ -224,8 +299,11 @@ def decode_update(parcel: Parcel, task: Task, key: str) -> Update:
         raise Refused("silent must be true or false")
     choice = told["choice"]
     if type(choice) is int and choice > len(task.offers):
-        # Broadcasts do not reach a device at work: it cannot have gone on from one.
-        raise Refused(f"choice must be the number of a model it was sent, 0 to {len(task.offers)}")
+        if choice not in (newer or {}):
+            most = len(task.offers)
+            raise Refused(f"choice must be the number of a model it was sent, 0 to {most}")
+        if (newer or {})[choice] != told.get("base"):
+            raise Refused("it went on from a model that this server does not remember sending")
     if silent and parcel.array is not None:
         raise Refused("it says that it is silent, and brings an array")
     delta = None if silent else unpack(parcel.array, 1, task.params.numel())[0]
@@ -256,8 +334,8 @@ def encode_introduction(who: Introduction) -> Parcel:
 def decode_introduction(parcel: Parcel) -> Introduction:
     told = parcel.fields
     name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
-    if not name or not key:
-        raise Refused("a device needs a name and a key")
+    if not NAME.fullmatch(name) or not key:
+        raise Refused("a device needs a key, and a name of up to 100 letters, digits, . _ and -")
     if type(width) not in (int, float) or not 0 < width <= 1:
         raise Refused("width must be a number above 0, at most 1")
     return Introduction(name, key, float(width))

@@ -77,6 +77,8 @@ class Branches:
     badly served are asked. A founder who stays alone goes back. Above `most`, two are united.
     """
 
+    broadcasts = False
+
     def __init__(
         self,
         count: int = 2,

@@ -158,6 +158,10 @@ class Around(Generic[Part]):
         if isinstance(self.inner, FollowsLineages):
             self.inner.on_absorb(into, gone)
 
+    @property
+    def broadcasts(self) -> bool:
+        return isinstance(self.inner, Refines) and getattr(self.inner, "broadcasts", True)
+
     def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]:
         return self.inner.refine(view) if isinstance(self.inner, Refines) else ()
 

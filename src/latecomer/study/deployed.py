@@ -17,7 +17,8 @@ from latecomer.engines.post import Post
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
-from latecomer.study.files import EventLog, FolderLock
+from latecomer.study.files import EventLog
+from latecomer.study.lock import FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,12 @@ class Deployment:
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")
-        keep = self._restore()
-        self.events = EventLog(folder / "events.jsonl", keep)
+        try:
+            keep = self._restore()
+            self.events = EventLog(folder / "events.jsonl", keep)
+        except BaseException:
+            self.lock.close()
+            raise
         self.saved = server.store.commits
         if keep:
             self._log(self.loop.now, self._resumed())
@@ -88,7 +93,7 @@ class Deployment:
                 self._write_models(self.networks.whole.layout)
         finally:
             self.events.file.close()
-            self.lock.release()
+            self.lock.close()
         return reason
 
     def _after_step(self) -> bool:

@@ -104,6 +104,7 @@ class Experiment:
         self.fleet = self._fleet(config)
         self.config = self._resolved(config, options)
         self._check_privacy()
+        self._check_director()
         self.drift = drift_in_seconds(self.config.data.drift, self.epoch_seconds)
         self._check_that_time_passes()
         self._choose_kernel()
@@ -212,7 +213,8 @@ class Experiment:
             self.model.init(self.config.seed),
             self._strategy(),
             self.spec,
-            Checks(self.config.server.norm_ratio),
+            # Simulated devices neither lie about how much they have nor flood the server.
+            Checks(self.config.server.norm_ratio, examples_ratio=0.0, votes=0),
             self.config.seed,
             networks=self.networks,
         )
@@ -384,6 +386,24 @@ class Experiment:
             )
         # What cannot be is refused here, before anything is written.
         self.privacy(max(len(client.train.y) for client in self.federation.clients))
+
+    def _check_director(self) -> None:
+        """A strategy of Flower's waits for nodes that do not exist for ever: better said now."""
+        merge = self._strategy().merge
+        if not isinstance(merge, Directed):
+            return
+        if (level := self.config.submodels.level) != "none":
+            raise BadInput(
+                f"submodels.level = {level!r}: a strategy of Flower's has one model for all devices"
+                "; set it to 'none'"
+            )
+        devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
+        for option in ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"):
+            if (wanted := getattr(merge.director, option, 0)) > devices:
+                raise BadInput(
+                    f"strategy.{option} = {wanted}: the fleet has {devices} devices with data, so"
+                    f" {type(merge.director).__name__} would wait for ever"
+                )
 
     def _dated(self, config: Config, stop: StopConfig) -> DriftConfig:
         """Begin and length filled in, from how many epochs the run is likely to take."""

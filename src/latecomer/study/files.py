@@ -1,6 +1,5 @@
 """The growing files of a run: events.jsonl and metrics.csv, which a resume cuts back."""
 
-import contextlib
 import csv
 import json
 import os
@@ -62,27 +61,6 @@ class Table:
     def write(self, row: Mapping[str, Any]) -> None:
         self._writer.writerow(row)
         self.file.flush()
-
-
-class FolderLock:
-    """One process at a time works in a folder; the system lets go when that process dies.
-
-    Where there are no such locks (Windows), nothing is checked.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / "lock").open("a")
-        with contextlib.suppress(ImportError):
-            import fcntl
-
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._file.close()
-                raise BadInput(f"{folder}: another run is at work there") from None
-
-    def release(self) -> None:
-        self._file.close()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -29,12 +29,16 @@ class Result:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per evaluation."""
+        """One row per evaluation; none for a deployed run whose server does not evaluate."""
         path = self.folder / "metrics.csv"
+        if self.deployed and not path.is_file():
+            return pd.DataFrame(columns=["updates", "virtual_seconds", "accuracy"], dtype=float)
         try:
             table = pd.read_csv(path)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path}: cannot be read: {error}") from error
+        if self.deployed and "virtual_seconds" not in table and "wall_seconds" in table:
+            table["virtual_seconds"] = table["wall_seconds"]  # there is no other time
         if missing := {"updates", "virtual_seconds", "accuracy"} - set(table):
             raise BadInput(f"{path}: not the metrics of a run, it has no {', '.join(missing)}")
         return table
@@ -64,9 +68,16 @@ class Result:
             raise BadInput(f"{path}: cannot be read: {error}") from error
         return dict(sorted(counts.items()))
 
+    @property
+    def deployed(self) -> bool:
+        """Whether real devices have made it: such a run has a log and no config."""
+        return is_deployed(self.folder)
+
     @cached_property
     def config(self) -> str:
         path = self.folder / "config.toml"
+        if self.deployed:
+            return ""
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -105,9 +116,14 @@ def load(folder: str | Path) -> Result | Comparison:
     path = Path(folder)
     if (path / "compare.json").is_file():
         return Comparison(path)
-    if (path / "metrics.csv").is_file():
+    if (path / "metrics.csv").is_file() or is_deployed(path):
         return Result(path)
     raise BadInput(f"{path}: neither a run (metrics.csv) nor a comparison (compare.json) is here")
+
+
+def is_deployed(folder: Path) -> bool:
+    """Whether a deployed server has worked in this folder."""
+    return (folder / "events.jsonl").is_file() and not (folder / "config.toml").is_file()
 
 
 def read_json(path: Path) -> dict[str, Any]:

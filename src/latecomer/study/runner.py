@@ -28,6 +28,7 @@ from latecomer.study.config import Config, load_config
 from latecomer.study.evaluate import ClientAccuracy, Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
+from latecomer.study.lock import FolderLock
 from latecomer.study.metrics import Scores
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.sinks import Sinks, check_sinks
@@ -81,7 +82,7 @@ def start_run(
     check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy)
     new_folder(folder)
-    with _troubles_told(folder):
+    with FolderLock(folder), _troubles_told(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
         write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
         return _Run(experiment, folder, progress or Silent()).to_the_end()
@@ -97,7 +98,7 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     config = load_config(folder / "config.toml")
     check_sinks(config.log.sinks)
     experiment = Experiment(config)
-    with _troubles_told(folder):
+    with FolderLock(folder), _troubles_told(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 

@@ -63,6 +63,8 @@ def device_table(
         return None
     busy = {device for device, _ in history.open.values()}
     columns: dict[str, list[object]] = {"device": list(ids)}
+    if history.names:
+        columns["name"] = [history.names.get(d, "") for d in ids]
     if fleet.late:
         columns["late"] = ["late" if d in fleet.late else "" for d in ids]
     columns["state"] = [_state(d, history, fleet, busy, ended) for d in ids]
@@ -108,6 +110,8 @@ def _state(device: int, history: History, fleet: Fleet, busy: set[int], ended: b
         period, windows = fleet.windows[device]
         if next_open(windows, period, history.now) > history.now:
             return "offline"
+    if device in history.overdue:
+        return "overdue"
     if device in busy:
         return "had a task" if ended else "at work"
     return "lost" if device in history.lost else "waiting"

@@ -70,6 +70,8 @@ class History:
         self.spending = (array("d"), array("q"), array("d"))  # when, device, epsilon
         self.retired: dict[int, float] = {}  # device -> when
         self.widths: dict[int, float] = {}
+        self.names: dict[int, str] = {}  # of real devices
+        self.overdue: set[int] = set()  # real devices whose answer is long in coming
         self.lost: dict[int, float] = {}  # device -> when its last task was lost, if nothing since
 
     def feed(self, lines: Iterable[bytes]) -> None:
@@ -84,6 +86,7 @@ class History:
         device = event["device"]
         self.devices.add(device)
         self.lost.pop(device, None)
+        self.overdue.discard(device)
         self.open[event["task"]] = (device, self.now)
         self.down[0].append(self.now)
         self.down[1].append(event["bytes"])
@@ -105,7 +108,18 @@ class History:
         if lineage is not None and self.homes.get(device) != lineage:
             self._move(device, lineage)
 
+    def _introduction(self, event: dict[str, Any]) -> None:
+        self.devices.add(event["device"])
+        self.names[event["device"]] = str(event["name"])
+        if event["width"] < 1:
+            self.widths[event["device"]] = event["width"]
+
+    def _late(self, event: dict[str, Any]) -> None:
+        self.overdue.add(event["device"])
+
     def _refusal(self, event: dict[str, Any]) -> None:
+        if event.get("device") is None or event.get("task") is None:
+            return  # of a node without a name, or an answer that nobody asked for
         self._close(event, End.REFUSED)
         self._upload(event)
         self._spend(event)
@@ -149,6 +163,7 @@ class History:
         found = self.open.pop(event["task"], None)
         if found is not None:
             device, sent = found
+            self.overdue.discard(device)
             self.tasks.add(device, sent, event.get("spans", UNKNOWN), self.now, end)
 
     def _upload(self, event: dict[str, Any]) -> None:
@@ -177,6 +192,8 @@ class History:
 
 
 HANDLERS = {
+    "introduction": History._introduction,
+    "overdue": History._late,
     "dispatch": History._dispatch,
     "arrival": History._arrival,
     "refusal": History._refusal,

@@ -30,11 +30,12 @@ def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) ->
     metrics, summary = run.metrics, summary_of(run)
     config, fleet = config_of(run), fleet_of(run.folder)
     devices = devices_of(run.folder)
-    clock = clock_for(max(history.now, float(metrics["virtual_seconds"].iloc[-1])))
+    ends = [history.now, *metrics["virtual_seconds"].iloc[-1:].astype(float)]
+    clock = clock_for(max(ends))
     budget = budget_of(config)
     panels = without_empty(
         (
-            learning(metrics, clock),
+            learning(metrics, clock) if len(metrics) else None,
             classes(metrics, affected_classes(run.folder), clock),
             timeline(history, fleet, clock, most_spans),
             staleness(history),
@@ -53,7 +54,7 @@ def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) ->
         facts=_facts(metrics, history, summary),
         panels=panels,
         tables=[table] if table else [],
-        texts={"Run it again": _command(config), "Config": run.config},
+        texts={"Run it again": _command(config), "Config": run.config} if run.config else {},
         notes=[*(summary or {}).get("notes", []), *(summary or {}).get("warnings", [])],
     )
 
@@ -130,7 +131,8 @@ def _subtitle(config: Mapping[str, Any], history: History) -> str:
         parts.append(str(model))
     fleet = config.get("fleet", {})
     if devices := fleet.get("devices") or len(history.devices):
-        parts.append(f"{devices:,} devices ({fleet.get('profile', 'fleet')})")
+        kind = "real ones" if history.names else fleet.get("profile", "fleet")
+        parts.append(f"{devices:,} devices ({kind})")
     if "seed" in config:
         parts.append(f"seed {config['seed']}")
     return ", ".join(parts)
@@ -139,9 +141,11 @@ def _subtitle(config: Mapping[str, Any], history: History) -> str:
 def _facts(
     metrics: pd.DataFrame, history: History, summary: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    last = metrics.iloc[-1]
+    # A deployed server may not evaluate: then the log knows all there is to know.
+    told = {"updates": sum(history.updates.values()), "virtual_seconds": history.now}
+    last = metrics.iloc[-1] if len(metrics) else pd.Series(told)
     facts = {
-        "accuracy": _share(last["accuracy"]),
+        "accuracy": _share(last.get("accuracy")),
         "balanced accuracy": _share(last.get("balanced_accuracy")),
         "macro-F1": _share(last.get("macro_f1")),
         "affected classes": _share(last.get("accuracy_affected")),
@@ -168,7 +172,8 @@ def _facts(
             "wall time": span(summary["wall_seconds"]),
         }
     else:
-        facts["wall time"] = span(float(last["wall_seconds"]))
+        if "wall_seconds" in last:
+            facts["wall time"] = span(float(last["wall_seconds"]))
         facts["state"] = "not finished"
     return {name: value for name, value in facts.items() if value != "-"}
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from latecomer.study.results import is_deployed
+
 ALLOWED = (
     "config.toml",
     "metrics.csv",
@@ -29,7 +31,8 @@ def runs_in(root: Path) -> dict[str, Path]:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / "config.toml").is_file()
+    """A simulated run has a config from its first moment, a deployed one a log."""
+    return (folder / "config.toml").is_file() or is_deployed(folder)
 
 
 def stays_inside(folder: Path, base: Path) -> bool:

@@ -1,0 +1,175 @@
+"""A task in parts on a device: the very numbers of the whole, whatever happens in between."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from latecomer.core.messages import Offer, Task, TrainSpec
+from latecomer.device.client import Client
+from latecomer.device.disk import DeviceDisk
+from latecomer.device.flat import flat_model
+from latecomer.device.networks import build_networks
+from latecomer.device.privacy import Privacy
+from latecomer.engines.agent import Agent
+from latecomer.engines.wire import (
+    GoOn,
+    Refused,
+    decode_progress,
+    decode_update,
+    encode_go_on,
+    encode_task,
+)
+
+MODEL = flat_model("mlp", (4,), 3, (5,))
+SPEC = TrainSpec(local_epochs=4, batch_size=4, lr=0.1)
+PRIVATE = Privacy("gaussian", 2.0, clip=1.0, delta=1e-5)
+PROGRAMS = {
+    "momentum": SPEC,
+    "plain": replace(SPEC, momentum=0.0),
+    "adam": replace(SPEC, optimizer="adam"),
+    "prox": replace(SPEC, prox=0.5),
+    "decay": replace(SPEC, weight_decay=0.1),
+    "clipped": replace(SPEC, clip=0.5),
+    "last layer": replace(SPEC, last_layer_only=True),
+    "feedback": replace(SPEC, feedback=True),
+}
+
+
+def data():
+    rng = torch.Generator().manual_seed(1)
+    return torch.randn(10, 4, generator=rng), torch.arange(10) % 3
+
+
+def a_task(spec=SPEC, **changes):
+    return replace(Task(0, 0, 0, "main", 0, spec, MODEL.init(1)), **changes)
+
+
+class InParts:
+    """A device whose process is new for every message, as on a stock SuperNode."""
+
+    def __init__(self, folder, privacy=None, model=MODEL, width=1.0):
+        self.folder, self.privacy, self.model, self.width = folder, privacy, model, width
+
+    def asks(self, parcel):
+        agent = Agent("kitchen", self.model, data, self.folder, self.privacy, self.width)
+        self.client = Client(0, self.model, *data(), agent._seed(), self.privacy)
+        return agent.answer(parcel)
+
+    def whole(self, task, news=()):
+        """Start, and one message for each pass; `news` are (passes, number, model)."""
+        parcel, names = self.asks(encode_task(task, "k", "r", until=1)), {}
+        while (progress := decode_progress(parcel, "k")) is not None:
+            due = [each for each in news if each[0] == progress.passes]
+            order = GoOn("k", progress.passes + 1)
+            if due:
+                _, number, newer = due[0]
+                names[number] = f"s-{number}"
+                order = replace(order, number=number, name=names[number], newer=newer)
+            parcel = self.asks(encode_go_on(order))
+        return decode_update(parcel, task, "k", names)
+
+
+def same(one, other):
+    assert torch.equal(one.delta, other.delta)
+    assert (one.choice, one.num_examples) == (other.choice, other.num_examples)
+    assert dict(one.metrics) == dict(other.metrics)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_parts_give_the_numbers_of_the_whole(tmp_path, program):
+    device, task = InParts(tmp_path), a_task(PROGRAMS[program])
+    got = device.whole(task)
+    same(got, device.client.perform(task))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_with_newer_models_they_are_those_of_the_simulation(tmp_path, program):
+    device, task = InParts(tmp_path), a_task(PROGRAMS[program])
+    one, two = MODEL.init(2), MODEL.init(3)
+    got = device.whole(task, [(1, 1, one), (3, 2, two)])
+    offers = (Offer("main", 1, one), Offer("main", 2, two))
+    same(got, device.client.perform(replace(task, broadcasts=offers), rebases=((1, 1), (3, 2))))
+    assert got.choice == 2
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_news_of_a_branch_that_it_has_left_is_not_taken_up(tmp_path, better):
+    """With models to choose from; a broadcast is for the lineage of one of them."""
+    device, newer = InParts(tmp_path), MODEL.init(3)
+    trained = device.whole(a_task())
+    good = MODEL.init(1) + trained.delta
+    device.folder = tmp_path / "other"
+    models = [MODEL.init(1), good] if better else [good, MODEL.init(1)]
+    task = a_task(params=models[0], offers=(Offer("b", 1, models[1]),))
+    got = device.whole(task, [(1, 2, newer)])
+    told = replace(task, broadcasts=(Offer("main", 2, newer),))
+    same(got, device.client.perform(told, rebases=((1, 2),)))
+    assert got.choice == (1 if better else 2)
+
+
+def test_a_narrow_device_does_its_parts_of_a_sub_model(tmp_path):
+    networks = build_networks("mlp", (4,), 3, (8,), (1.0, 0.5))
+    part = networks.submodels[0.5]
+    device = InParts(tmp_path, model=networks, width=0.5)
+    task = a_task(params=networks.whole.init(1)[part.index], submodel=part)
+    same(device.whole(task), device.client.perform(task))
+
+
+def test_what_comes_again_is_not_done_again(tmp_path):
+    device, task = InParts(tmp_path), a_task()
+    start, second = encode_task(task, "k", "r", until=1), encode_go_on(GoOn("k", 2))
+    for parcel, passes in ((start, 1), (start, 1), (second, 2), (second, 2), (start, 2)):
+        assert decode_progress(device.asks(parcel), "k").passes == passes
+    last = encode_go_on(GoOn("k", 4))
+    answers = [decode_update(device.asks(p), task, "k") for p in (last, last, second, start)]
+    for each in answers:
+        same(each, answers[0])
+    same(answers[0], device.client.perform(task))
+    assert DeviceDisk(tmp_path).load().begun == 1
+
+
+def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):
+    device, task = InParts(tmp_path), a_task()
+    device.asks(encode_task(task, "k", "r", until=1))
+    device.asks(encode_go_on(GoOn("k", 2, 1, "s-1", 0, MODEL.init(2))))
+    told = decode_progress(device.asks(encode_task(task, "k", "r", until=1)), "k")
+    assert (told.passes, told.number, told.name) == (2, 1, "s-1")
+    for _ in range(2):
+        answer = device.asks(encode_go_on(GoOn("k", 4)))
+        broadcasts = replace(task, broadcasts=(Offer("main", 1, MODEL.init(2)),))
+        assert decode_update(answer, broadcasts, "k", {1: "s-1"}).choice == 1
+        with pytest.raises(Refused, match="does not remember"):
+            decode_update(answer, broadcasts, "k", {1: "t-1"})
+
+
+def test_a_new_task_takes_the_place_of_an_unfinished_one(tmp_path):
+    device, task = InParts(tmp_path), a_task()
+    device.asks(encode_task(task, "old", "r", until=1))
+    got = device.whole(task)
+    same(got, device.client.perform(replace(task, number=1)))
+    with pytest.raises(Refused, match="not in the middle"):
+        device.asks(encode_go_on(GoOn("old", 2)))
+
+
+@pytest.mark.parametrize("order", [GoOn("other", 2), GoOn("k", 2, 1, "s-1", 0, torch.ones(3))])
+def test_what_does_not_fit_is_refused(tmp_path, order):
+    device = InParts(tmp_path)
+    device.asks(encode_task(a_task(), "k", "r", until=1))
+    with pytest.raises(Refused):
+        device.asks(encode_go_on(order))
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, balance=0.5), replace(SPEC, lazy=0.5)])
+def test_devices_with_a_memory_do_it_all_at_once(tmp_path, spec):
+    """What they keep of a task, or have spent on it, cannot be taken back."""
+    device = InParts(tmp_path, PRIVATE if spec is SPEC else None)
+    answer = device.asks(encode_task(a_task(spec), "k", "r", until=1))
+    assert decode_progress(answer, "k") is None
+    assert decode_update(answer, a_task(spec), "k").num_examples == 10
+
+
+def test_a_task_of_one_pass_is_not_divided(tmp_path):
+    task = a_task(replace(SPEC, local_epochs=1))
+    answer = InParts(tmp_path).asks(encode_task(task, "k", "r", until=1))
+    assert decode_update(answer, task, "k").delta is not None

@@ -1,0 +1,135 @@
+"""What a hostile node may try beside a malformed answer: numbers, names, floods."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fake_grid import FakePost, ToyFederation, ToyNode
+from latecomer.core.checks import Checks
+from latecomer.engines import roster
+from latecomer.engines.federation import Federation, Patience
+from latecomer.engines.post import Delivery
+from latecomer.engines.virtual import Bounds
+from latecomer.engines.wire import Introduction, Parcel, encode_introduction, pack
+from latecomer.fleet.fleet import Fleet
+from latecomer.fleet.profile import DeviceProfile
+from toy import SIZE, toy_server
+
+BAD = 2
+
+
+class Claims(ToyNode):
+    """Says that it has learnt from so many examples, once others have been heard."""
+
+    claim = 10**6
+
+    def reply(self, honest):
+        if len(self.asked) < 6:
+            return honest
+        return replace(honest, metrics={**honest.metrics, "num-examples": self.claim})
+
+
+def test_a_million_examples_are_not_believed():
+    run = ToyFederation("fedavg", {BAD: Claims(f"toy-{BAD}")})
+    run.until(60)
+    reasons = {f["reason"] for f in run.lines("refusal")}
+    assert reasons == {"num_examples = 1,000,000 exceeds 1,000 (100 x the usual)"}
+    assert all(abs(value) < 6 for value in run.heads()["main"])
+
+
+def test_the_operator_may_know_better_from_the_start():
+    run = ToyFederation("fedasync", {BAD: Claims(f"toy-{BAD}")})
+    run.server.checks = Checks(most_examples=5)
+    run.until(virtual_seconds=10.0)
+    assert not run.lines("arrival")
+    assert {f["reason"] for f in run.lines("refusal")} == {
+        "num_examples must be a whole number from 1 to 5"
+    }
+
+
+def test_the_bounds_come_out_of_a_checkpoint():
+    first = ToyFederation()
+    first.until(40)
+    again = Checks()
+    again.restore(first.server.checks.state())
+    assert again.state() == first.server.checks.state()
+    assert again._examples.most(100.0) == 1000.0
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "../up", "a\nb", "<script>", "-x", "ä", "x" * 101, ".hidden"]
+)
+def test_a_name_that_is_none_gets_no_task(name):
+    class Named(ToyNode):
+        def __call__(self, kind, parcel):
+            return encode_introduction(Introduction(name, "k"))
+
+    run = ToyFederation(nodes={BAD: Named("x")})
+    run.until(20)
+    assert BAD not in {node for _, node, kind in run.post.sent if kind == "train"}
+    assert "needs a key, and a name" in run.lines("refusal")[0]["reason"]
+
+
+def test_names_cannot_be_made_up_without_end(monkeypatch):
+    monkeypatch.setattr(roster, "MOST_DEVICES", 6)
+    run = ToyFederation(nodes={100 + i: ToyNode(f"made-up-{i}") for i in range(5)})
+    run.until(20)
+    assert len(run.lines("introduction")) == 6
+    assert {f["reason"] for f in run.lines("refusal")} == {
+        "no introduction: there are 6 devices already"
+    }
+
+
+def test_nodes_that_come_and_go_leave_nothing_behind():
+    run = ToyFederation(patience=Patience(look=0.5))
+    for turn in range(30):
+        run.post.answers[1000 + turn] = lambda kind, parcel: Parcel({})
+        run.until(virtual_seconds=run.loop.now + 1.0)
+        del run.post.answers[1000 + turn]
+    run.until(virtual_seconds=run.loop.now + 1.0)
+    assert len(run.loop.roster.nodes) == 5
+    assert not run.loop.roster.failures
+    assert len(run.loop.flights.open) <= 5
+
+
+def times(fast):
+    """When the honest devices are heard, beside one that answers a hundred times a second."""
+    profiles = [DeviceProfile(seconds_per_task=i + 1.0) for i in range(5)]
+    nodes = {i: ToyNode(f"toy-{i}") for i in range(5)}
+    if fast:
+        profiles.append(DeviceProfile(seconds_per_task=0.01))
+        nodes[5] = ToyNode("flood")
+    heard = []
+    loop = Federation(
+        toy_server("fedasync"),
+        FakePost(Fleet(tuple(profiles), seed=3), nodes),
+        on_note=lambda time, note: heard.append((time, note.kind, note.fields.get("device"))),
+    )
+    loop.run(Bounds(virtual_seconds=20.0))
+    arrived = [(round(time, 3), device) for time, kind, device in heard if kind == "arrival"]
+    return arrived, loop
+
+
+def test_a_flood_from_one_node_keeps_nobody_waiting():
+    alone, _ = times(fast=False)
+    beside, loop = times(fast=True)
+    assert len(beside) > 1000
+    assert [each for each in beside if each[1] != 5] == alone
+    assert len(loop.flights.open) <= 6
+
+
+def test_answers_nobody_asked_for_are_not_let_in_however_many():
+    run = ToyFederation()
+    run.until(5)
+    huge = Parcel({"task": "s-1"}, {"num-examples": 1}, pack(torch.ones(SIZE)))
+    for i in range(2000):
+        run.post.again(Delivery(f"made-up-{i}", huge))
+    before = run.server.accepted
+    run.until(20)
+    assert len(run.lines("refusal")) == 2000
+    assert [f["task"] for f in run.lines("arrival")[before:]] == sorted(
+        {f["task"] for f in run.lines("arrival")[before:]},
+        key=[f["task"] for f in run.lines("arrival")].index,
+    )
+    assert len(run.loop.flights.open) <= 5
