@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from latecomer.deploy.certificates import make_certificates, make_node_key, write_secret
 from latecomer.deploy.environment import flower_command, flower_environment, flower_version
+from latecomer.deploy.folders import MARKER, PIDS
 from latecomer.deploy.node import Node, NodeOptions, Value, config_text
 from latecomer.deploy.pids import PidFile
 from latecomer.deploy.processes import Process, command_of, end, with_variable
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 MARK = "LATECOMER_FEDERATION"
 NAME = "local"  # of the SuperLink, for `flwr`
 SLOWEST = 2.0
+DATABASE = "superlink.db"
 
 
 class LocalFederation:
@@ -63,7 +65,10 @@ class LocalFederation:
         if warm and not self.warm:
             log.warning("%s", warm_warning())
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.pids = PidFile(self.dir / "processes.json")
+        self.pids = PidFile(self.dir / PIDS)
+        self.pids.claim()  # before anything is written that another one may be using
+        told = {"app": str(self.app), "devices": devices, "tls": tls}
+        (self.dir / MARKER).write_text(json.dumps(told) + "\n", encoding="utf-8")
         self.ports = free_ports(1 + devices)
         self.address = f"127.0.0.1:{self.ports[0]}"
         self.certificates = make_certificates(self.dir / "certificates") if tls else None
@@ -100,9 +105,12 @@ class LocalFederation:
     def start(self, patience: float = 120.0) -> None:
         """Start everything; returns when every node has joined."""
         self.pids.claim()
+        is_old = (self.dir / DATABASE).exists()
         try:
             self.superlink.start()
             self._wait("the SuperLink to answer", self.is_healthy, patience, self.superlink)
+            if is_old:
+                self._end_old_runs()
             self.superexec.start()
             if self.tls:
                 self._register_nodes()
@@ -116,6 +124,8 @@ class LocalFederation:
 
     def stop(self) -> None:
         """End every process that was started here, and whatever these have started."""
+        if not self.pids.is_ours:
+            return
         with _undisturbed():
             services = [node.stop for node in self.nodes]
             with ThreadPoolExecutor(max(1, min(32, len(services)))) as pool:
@@ -240,7 +250,7 @@ class LocalFederation:
     def _superlink_command(self) -> list[str]:
         host, _, port = self.address.partition(":")
         command = [flower_command("flower-superlink"), "--host", host, "--port", port]
-        command += ["--database", str(self.dir / "superlink.db"), "--isolation", "process"]
+        command += ["--database", str(self.dir / DATABASE), "--isolation", "process"]
         command += ["--superexec-auth-secret-file", str(self._secret())]
         if self.certificates is None:
             return [*command, "--insecure"]
@@ -284,6 +294,12 @@ class LocalFederation:
         )
         folder, log_file = self.dir / "devices" / name, self.dir / "logs" / f"{name}.log"
         return Node(name, options, folder, log_file, environment, lambda: self._changed())
+
+    def _end_old_runs(self) -> None:
+        """One that was waiting when the last life ended would write into the folder of ours."""
+        for run in self.flwr("list", NAME, "--format", "json").get("runs", []):
+            if not str(run.get("status", "")).startswith("finished"):
+                self.cancel(int(run["run-id"]))
 
     def _register_nodes(self) -> None:
         """Tell the SuperLink the public keys, once for its database."""

@@ -1,14 +1,13 @@
 """`latecomer deploy up`, `status` and `down`."""
 
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from latecomer.deploy.folders import MARKER, PIDS, check_folder, find_folder, new_folder
+from latecomer.deploy.folders import PIDS, check_folder, find_folder, new_folder
 from latecomer.deploy.local import MARK, LocalFederation, RunWatch, app_config
 from latecomer.deploy.node import Value
 from latecomer.deploy.pids import SUPERVISOR, PidFile
@@ -42,7 +41,6 @@ def up(
         say(f"{time.monotonic() - began:6.1f} s  {text}")
 
     with _signals_interrupt(), LocalFederation(app, devices, folder, tls, warm, slowest) as fed:
-        (fed.dir / MARKER).write_text(json.dumps({"app": str(fed.app), "devices": devices}) + "\n")
         how = ("TLS and node keys" if tls else "no TLS") + (", warm nodes" if fed.warm else "")
         told(f"starting a SuperLink and {devices} nodes on loopback ({how}); files in {folder}")
         fed.start()
@@ -119,8 +117,8 @@ def down(folder: Path | None, say: Say) -> None:
     rest |= {one.pid: one for one in alive.values() if one.is_alive()}
     end(rest.values())
     pids.path.unlink(missing_ok=True)
-    ended = len(alive.keys() - {SUPERVISOR}) or len(rest)
-    say(f"{found}: {f'{ended} processes ended' if ended or supervisor else 'nothing was running'}")
+    ended = len(rest.keys() | {one.pid for one in alive.values()})
+    say(f"{found}: {f'{ended} processes ended' if ended else 'nothing was running'}")
 
 
 def parse_settings(settings: list[str], known: Mapping[str, Any]) -> dict[str, Value]:
