@@ -42,14 +42,14 @@ def up(
 
     with _signals_interrupt(), LocalFederation(app, devices, folder, tls, warm, slowest) as fed:
         how = ("TLS and node keys" if tls else "no TLS") + (", warm nodes" if fed.warm else "")
-        told(f"starting a SuperLink and {devices} nodes on loopback ({how}); files in {folder}")
+        told(f"starting a SuperLink and {_nodes(devices)} on loopback ({how}); files in {folder}")
         fed.start()
-        told(f"{devices} nodes have joined the SuperLink at {fed.address}")
+        told(f"the SuperLink at {fed.address} has {_nodes(devices)}")
         run = fed.run(config)
         told(f"run {run} started")
         status, last = _follow(fed, run, told)
         if status != "finished:completed":
-            raise RunFailed(f"the run {_why(fed, status)}; logs in {folder / 'logs'}")
+            raise RunFailed(f"{_why(fed, status)}; logs in {folder / 'logs'}")
         for line in summary(last, time.monotonic() - began):
             say(line)
     say(f"results: {folder / 'run'}" if last.updates else f"files:   {folder}")
@@ -58,7 +58,7 @@ def up(
 def _follow(fed: LocalFederation, run: int, told: Say) -> tuple[str, Progress]:
     """Show a line whenever something has changed, until the run has finished."""
     watch, reader = RunWatch(fed, run), RunReader(fed.run_folder)
-    said, due = "", 0.0
+    said, due, reason = "", 0.0, ""
     while True:
         status = watch.ended()
         there = sum(node.has_joined() for node in fed.nodes)
@@ -67,15 +67,23 @@ def _follow(fed: LocalFederation, run: int, told: Say) -> tuple[str, Progress]:
         if line != said and (status or time.monotonic() >= due):
             told(line)
             said, due = line, time.monotonic() + LINE_EVERY_SECONDS
+        if progress.reason != reason:
+            told(f"lost: {progress.reason}")
+            reason = progress.reason
         if status:
             return status, progress
         time.sleep(0.25)
 
 
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' if count != 1 else ''}"
+
+
 def _why(fed: LocalFederation, status: str) -> str:
     """How a run has failed, with the last thing that its app said of it."""
     said = [line.strip() for line in fed.log().splitlines() if "Error" in line or "error:" in line]
-    return status + (f": {said[-1]}" if said else "")
+    how = status.removeprefix("finished:")
+    return f"the run has ended as {how}" + (f": {said[-1]}" if said else "")
 
 
 def summary(progress: Progress, seconds: float) -> Iterator[str]:
