@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import tomllib
 import urllib.request
@@ -20,6 +21,7 @@ from typing import Any, Self
 from latecomer.deploy.certificates import make_certificates, make_node_key, write_secret
 from latecomer.deploy.environment import flower_command, flower_environment, flower_version
 from latecomer.deploy.folders import MARKER, PIDS
+from latecomer.deploy.guard import MARK, belonging_to
 from latecomer.deploy.node import Node, NodeOptions, Value, config_text
 from latecomer.deploy.pids import PidFile
 from latecomer.deploy.processes import Process, command_of, end, with_variable
@@ -29,7 +31,6 @@ from latecomer.errors import BadInput, RunFailed
 
 log = logging.getLogger(__name__)
 
-MARK = "LATECOMER_FEDERATION"
 NAME = "local"  # of the SuperLink, for `flwr`
 SLOWEST = 2.0
 DATABASE = "superlink.db"
@@ -83,6 +84,7 @@ class LocalFederation:
             self._node(i, devices, slowest, dict(node_config or {}), own) for i in range(devices)
         ]
         self.runs: list[int] = []
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -107,6 +109,7 @@ class LocalFederation:
         self.pids.claim()
         is_old = (self.dir / DATABASE).exists()
         try:
+            self._start_guard()
             self.superlink.start()
             self._wait("the SuperLink to answer", self.is_healthy, patience, self.superlink)
             if is_old:
@@ -133,14 +136,15 @@ class LocalFederation:
             self.superexec.stop()
             self.superlink.stop()
             end(self.processes(), patience=2.0)
+            if self._guard is not None:
+                self._guard.kill()
+                self._guard.wait()
             self.pids.release()
 
     def processes(self) -> list[Process]:
         """Every process of this federation that is alive."""
         known = [one for part in self._parts() if (one := part.process) is not None]
-        return list(
-            {one.pid: one for one in [*known, *with_variable(MARK, str(self.dir))]}.values()
-        )
+        return list({one.pid: one for one in [*known, *belonging_to(self.dir)]}.values())
 
     def is_healthy(self) -> bool:
         """Whether the SuperLink answers."""
@@ -294,6 +298,19 @@ class LocalFederation:
         )
         folder, log_file = self.dir / "devices" / name, self.dir / "logs" / f"{name}.log"
         return Node(name, options, folder, log_file, environment, lambda: self._changed())
+
+    def _start_guard(self) -> None:
+        """Even if this process is killed, nothing stays behind. It ends with all the others."""
+        command = [sys.executable, "-m", "latecomer.deploy.guard", str(os.getpid()), str(self.dir)]
+        self._guard = subprocess.Popen(
+            command,
+            env=self.environment,
+            cwd=self.dir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def _end_old_runs(self) -> None:
         """One that was waiting when the last life ended would write into the folder of ours."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from latecomer.deploy.folders import PIDS, check_folder, find_folder, new_folder
-from latecomer.deploy.local import MARK, LocalFederation, RunWatch, app_config
+from latecomer.deploy.guard import belonging_to
+from latecomer.deploy.local import LocalFederation, RunWatch, app_config
 from latecomer.deploy.node import Value
 from latecomer.deploy.pids import SUPERVISOR, PidFile
-from latecomer.deploy.processes import end, with_variable
+from latecomer.deploy.processes import end
 from latecomer.deploy.progress import Progress, RunReader
 from latecomer.errors import BadInput, RunFailed, did_you_mean
 
@@ -121,7 +122,7 @@ def down(folder: Path | None, say: Say) -> None:
         until = time.monotonic() + DOWN_PATIENCE
         while supervisor.is_alive() and time.monotonic() < until:
             time.sleep(0.1)
-    rest = {one.pid: one for one in with_variable(MARK, str(found.resolve()))}
+    rest = {one.pid: one for one in belonging_to(found.resolve())}
     rest |= {one.pid: one for one in alive.values() if one.is_alive()}
     end(rest.values())
     pids.path.unlink(missing_ok=True)
