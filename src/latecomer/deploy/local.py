@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import tomllib
 import urllib.request
@@ -19,6 +20,8 @@ from typing import Any, Self
 
 from latecomer.deploy.certificates import make_certificates, make_node_key, write_secret
 from latecomer.deploy.environment import flower_command, flower_environment, flower_version
+from latecomer.deploy.folders import MARKER, PIDS
+from latecomer.deploy.guard import MARK, belonging_to
 from latecomer.deploy.node import Node, NodeOptions, Value, config_text
 from latecomer.deploy.pids import PidFile
 from latecomer.deploy.processes import Process, command_of, end, with_variable
@@ -28,9 +31,9 @@ from latecomer.errors import BadInput, RunFailed
 
 log = logging.getLogger(__name__)
 
-MARK = "LATECOMER_FEDERATION"
 NAME = "local"  # of the SuperLink, for `flwr`
 SLOWEST = 2.0
+DATABASE = "superlink.db"
 
 
 class LocalFederation:
@@ -63,7 +66,10 @@ class LocalFederation:
         if warm and not self.warm:
             log.warning("%s", warm_warning())
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.pids = PidFile(self.dir / "processes.json")
+        self.pids = PidFile(self.dir / PIDS)
+        self.pids.claim()  # before anything is written that another one may be using
+        told = {"app": str(self.app), "devices": devices, "tls": tls}
+        (self.dir / MARKER).write_text(json.dumps(told) + "\n", encoding="utf-8")
         self.ports = free_ports(1 + devices)
         self.address = f"127.0.0.1:{self.ports[0]}"
         self.certificates = make_certificates(self.dir / "certificates") if tls else None
@@ -78,6 +84,7 @@ class LocalFederation:
             self._node(i, devices, slowest, dict(node_config or {}), own) for i in range(devices)
         ]
         self.runs: list[int] = []
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -100,9 +107,13 @@ class LocalFederation:
     def start(self, patience: float = 120.0) -> None:
         """Start everything; returns when every node has joined."""
         self.pids.claim()
+        is_old = (self.dir / DATABASE).exists()
         try:
+            self._start_guard()
             self.superlink.start()
             self._wait("the SuperLink to answer", self.is_healthy, patience, self.superlink)
+            if is_old:
+                self._end_old_runs()
             self.superexec.start()
             if self.tls:
                 self._register_nodes()
@@ -116,6 +127,8 @@ class LocalFederation:
 
     def stop(self) -> None:
         """End every process that was started here, and whatever these have started."""
+        if not self.pids.is_ours:
+            return
         with _undisturbed():
             services = [node.stop for node in self.nodes]
             with ThreadPoolExecutor(max(1, min(32, len(services)))) as pool:
@@ -123,14 +136,15 @@ class LocalFederation:
             self.superexec.stop()
             self.superlink.stop()
             end(self.processes(), patience=2.0)
+            if self._guard is not None:
+                self._guard.kill()
+                self._guard.wait()
             self.pids.release()
 
     def processes(self) -> list[Process]:
         """Every process of this federation that is alive."""
         known = [one for part in self._parts() if (one := part.process) is not None]
-        return list(
-            {one.pid: one for one in [*known, *with_variable(MARK, str(self.dir))]}.values()
-        )
+        return list({one.pid: one for one in [*known, *belonging_to(self.dir)]}.values())
 
     def is_healthy(self) -> bool:
         """Whether the SuperLink answers."""
@@ -240,7 +254,7 @@ class LocalFederation:
     def _superlink_command(self) -> list[str]:
         host, _, port = self.address.partition(":")
         command = [flower_command("flower-superlink"), "--host", host, "--port", port]
-        command += ["--database", str(self.dir / "superlink.db"), "--isolation", "process"]
+        command += ["--database", str(self.dir / DATABASE), "--isolation", "process"]
         command += ["--superexec-auth-secret-file", str(self._secret())]
         if self.certificates is None:
             return [*command, "--insecure"]
@@ -284,6 +298,25 @@ class LocalFederation:
         )
         folder, log_file = self.dir / "devices" / name, self.dir / "logs" / f"{name}.log"
         return Node(name, options, folder, log_file, environment, lambda: self._changed())
+
+    def _start_guard(self) -> None:
+        """Even if this process is killed, nothing stays behind. It ends with all the others."""
+        command = [sys.executable, "-m", "latecomer.deploy.guard", str(os.getpid()), str(self.dir)]
+        self._guard = subprocess.Popen(
+            command,
+            env=self.environment,
+            cwd=self.dir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _end_old_runs(self) -> None:
+        """One that was waiting when the last life ended would write into the folder of ours."""
+        for run in self.flwr("list", NAME, "--format", "json").get("runs", []):
+            if not str(run.get("status", "")).startswith("finished"):
+                self.cancel(int(run["run-id"]))
 
     def _register_nodes(self) -> None:
         """Tell the SuperLink the public keys, once for its database."""

@@ -18,7 +18,7 @@ class PidFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._ours = False
+        self.is_ours = False
 
     def read(self) -> dict[str, Process]:
         """What is written there, alive or not; nothing if the file is missing or damaged."""
@@ -40,13 +40,13 @@ class PidFile:
                 f"{self.path.parent}: a federation runs there ({pids}); "
                 f"end it with `latecomer deploy down --dir {self.path.parent}`"
             )
-        self._ours = True
+        self.is_ours = True
         self.write({})
 
     def write(self, processes: Mapping[str, Process]) -> None:
         """The processes of the federation, beside this one."""
         with self._lock:
-            if not self._ours:
+            if not self.is_ours:
                 return
             me = process(os.getpid())
             known = {**({SUPERVISOR: me} if me else {}), **processes}
@@ -58,6 +58,6 @@ class PidFile:
     def release(self) -> None:
         """Nothing runs any more."""
         with self._lock:
-            if self._ours:
-                self._ours = False
+            if self.is_ours:
+                self.is_ours = False
                 self.path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ class Progress:
     versions: int = 0
     accuracy: float | None = None
     lost: int = 0  # refused updates and tasks without an answer
+    reason: str = ""  # of the last loss
     staleness: Counter[int] = field(default_factory=Counter)
     by_device: Counter[str] = field(default_factory=Counter)
 
@@ -75,6 +76,8 @@ class RunReader:
                 told.versions = max(told.versions, int(event.get("version", 0)))
             case "drop" | "refusal":
                 told.lost += 1
+                name = self._names.get(device, str(device))
+                told.reason = f"{name}: {event.get('reason', 'no reason given')}"
 
     def _accuracy(self) -> float | None:
         try:

@@ -31,7 +31,8 @@ def serve_node(
     """Keep a node running until a signal ends it; then it leaves the federation in good order."""
     config = read_config(node_config)
     host, colon, number = superlink.rpartition(":")
-    if not (host and colon and number.isdigit() and 0 < int(number) < 65536):
+    has_port = bool(colon) and number.isdigit() and 0 < int(number) < 65536
+    if not host or "/" in host or not has_port:
         raise BadInput(f"--superlink {superlink!r}: write it as HOST:PORT, without https://")
     for option, path in (("--root-certificates", root_certificates), ("--key", key)):
         if path is not None and not path.is_file():

@@ -1,18 +1,18 @@
 """`latecomer deploy up`, `status` and `down`."""
 
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from latecomer.deploy.folders import MARKER, PIDS, check_folder, find_folder, new_folder
-from latecomer.deploy.local import MARK, LocalFederation, RunWatch, app_config
+from latecomer.deploy.folders import PIDS, check_folder, find_folder, new_folder
+from latecomer.deploy.guard import belonging_to
+from latecomer.deploy.local import LocalFederation, RunWatch, app_config
 from latecomer.deploy.node import Value
 from latecomer.deploy.pids import SUPERVISOR, PidFile
-from latecomer.deploy.processes import end, with_variable
+from latecomer.deploy.processes import end
 from latecomer.deploy.progress import Progress, RunReader
 from latecomer.errors import BadInput, RunFailed, did_you_mean
 
@@ -42,16 +42,15 @@ def up(
         say(f"{time.monotonic() - began:6.1f} s  {text}")
 
     with _signals_interrupt(), LocalFederation(app, devices, folder, tls, warm, slowest) as fed:
-        (fed.dir / MARKER).write_text(json.dumps({"app": str(fed.app), "devices": devices}) + "\n")
         how = ("TLS and node keys" if tls else "no TLS") + (", warm nodes" if fed.warm else "")
-        told(f"starting a SuperLink and {devices} nodes on loopback ({how}); files in {folder}")
+        told(f"starting a SuperLink and {_nodes(devices)} on loopback ({how}); files in {folder}")
         fed.start()
-        told(f"{devices} nodes have joined the SuperLink at {fed.address}")
+        told(f"the SuperLink at {fed.address} has {_nodes(devices)}")
         run = fed.run(config)
         told(f"run {run} started")
         status, last = _follow(fed, run, told)
         if status != "finished:completed":
-            raise RunFailed(f"the run {_why(fed, status)}; logs in {folder / 'logs'}")
+            raise RunFailed(f"{_why(fed, status)}; logs in {folder / 'logs'}")
         for line in summary(last, time.monotonic() - began):
             say(line)
     say(f"results: {folder / 'run'}" if last.updates else f"files:   {folder}")
@@ -60,7 +59,7 @@ def up(
 def _follow(fed: LocalFederation, run: int, told: Say) -> tuple[str, Progress]:
     """Show a line whenever something has changed, until the run has finished."""
     watch, reader = RunWatch(fed, run), RunReader(fed.run_folder)
-    said, due = "", 0.0
+    said, due, reason = "", 0.0, ""
     while True:
         status = watch.ended()
         there = sum(node.has_joined() for node in fed.nodes)
@@ -69,15 +68,23 @@ def _follow(fed: LocalFederation, run: int, told: Say) -> tuple[str, Progress]:
         if line != said and (status or time.monotonic() >= due):
             told(line)
             said, due = line, time.monotonic() + LINE_EVERY_SECONDS
+        if progress.reason != reason:
+            told(f"lost: {progress.reason}")
+            reason = progress.reason
         if status:
             return status, progress
         time.sleep(0.25)
 
 
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' if count != 1 else ''}"
+
+
 def _why(fed: LocalFederation, status: str) -> str:
     """How a run has failed, with the last thing that its app said of it."""
     said = [line.strip() for line in fed.log().splitlines() if "Error" in line or "error:" in line]
-    return status + (f": {said[-1]}" if said else "")
+    how = status.removeprefix("finished:")
+    return f"the run has ended as {how}" + (f": {said[-1]}" if said else "")
 
 
 def summary(progress: Progress, seconds: float) -> Iterator[str]:
@@ -115,12 +122,12 @@ def down(folder: Path | None, say: Say) -> None:
         until = time.monotonic() + DOWN_PATIENCE
         while supervisor.is_alive() and time.monotonic() < until:
             time.sleep(0.1)
-    rest = {one.pid: one for one in with_variable(MARK, str(found.resolve()))}
+    rest = {one.pid: one for one in belonging_to(found.resolve())}
     rest |= {one.pid: one for one in alive.values() if one.is_alive()}
     end(rest.values())
     pids.path.unlink(missing_ok=True)
-    ended = len(alive.keys() - {SUPERVISOR}) or len(rest)
-    say(f"{found}: {f'{ended} processes ended' if ended or supervisor else 'nothing was running'}")
+    ended = len(rest.keys() | {one.pid for one in alive.values()})
+    say(f"{found}: {f'{ended} processes ended' if ended else 'nothing was running'}")
 
 
 def parse_settings(settings: list[str], known: Mapping[str, Any]) -> dict[str, Value]:

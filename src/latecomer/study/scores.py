@@ -25,6 +25,7 @@ class Scores:
         self._began = time.monotonic()
         self._next = 0.0
         self._table: Table | None = None
+        self._written = -1
 
     def __call__(self, server: Server) -> None:
         if time.monotonic() >= self._next:
@@ -45,7 +46,9 @@ class Scores:
             self._table = Table(
                 self.path, list(row), _length_before(self.path, server.store.commits)
             )
-        self._table.write(row)
+        if server.store.commits != self._written:
+            self._table.write(row)
+            self._written = server.store.commits
         return found
 
 
