@@ -248,6 +248,26 @@ def test_a_device_that_stays_away_loses_its_task():
     assert [f["reason"] for f in run.lines("drop")] == ["its device has not come back"]
 
 
+def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
+    """With its key a node may be back under its number at the very moment it is given up."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(virtual_seconds=100.0)
+    silent = run.post.answers[BAD]
+    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.post.busy_until[BAD] = 0.0
+    run.until(virtual_seconds=500.0)
+    assert [f["reason"] for f in run.lines("away")] == ["the node knows nothing of it any more"]
+    assert back.asked[0] == silent.asked[0]
+    assert not run.lines("drop")
+
+
+def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(virtual_seconds=3000.0)
+    assert [kind for _, node, kind in run.post.sent if node == BAD] == ["hello", "train", "hello"]
+    assert not run.lines("away")
+
+
 def test_two_answers_to_one_task_at_one_moment_count_once():
     answers = []
     run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})

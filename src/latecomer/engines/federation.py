@@ -34,7 +34,16 @@ from latecomer.core.messages import (
 )
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
-from latecomer.engines.agenda import KEPT, Again, Agenda, GiveUp, HelloAgain, Item, Overdue
+from latecomer.engines.agenda import (
+    KEPT,
+    Again,
+    Agenda,
+    Forgotten,
+    GiveUp,
+    HelloAgain,
+    Item,
+    Overdue,
+)
 from latecomer.engines.courses import Course, restored
 from latecomer.engines.dialect import Dialect, Native
 from latecomer.engines.flights import Flight, Flights
@@ -175,6 +184,7 @@ class Federation:
                 self.agenda.push(now, GiveUp(message))
             else:
                 self._check_overdue(flight, age)
+                self._probe(message, flight, age)
         for number, flight in list(self.flights.missing.items()):
             if number not in self.server.open_tasks:
                 del self.flights.missing[number]
@@ -183,6 +193,20 @@ class Federation:
                 self.agenda.push(now, Failed(number, "its device has not come back"))
             else:
                 self._check_overdue(flight, now - flight.sent)
+
+    def _probe(self, message: str, flight: Flight, age: float) -> None:
+        """A node that died and is back at once was never seen to go, and knows nothing of its task.
+
+        It handles one message at a time: when it answers a later one, it has none before.
+        """
+        if flight.task is None or flight.probed or age < self.patience.probe:
+            return
+        if self.roster.nodes.get(flight.node) is None or self.dialect.known(flight.node):
+            return
+        probe = self.post.send(flight.node, "hello", Parcel({"latecomer": 1}))
+        if probe is not None:
+            flight.probed = True
+            self.flights.probes[probe] = message
 
     def _most(self, task: int) -> float:
         """How long a task stays open while its device is not there."""
@@ -220,6 +244,8 @@ class Federation:
                 yield from self._overdue(self.roster.devices[device], task)
             case GiveUp(message):
                 yield from self._given_up(message)
+            case Forgotten(message):
+                yield from self._forgotten(message)
             case HelloAgain(node):
                 if self.roster.unknown(node):
                     self._hello(node)
@@ -232,7 +258,24 @@ class Federation:
             case Ready() | Due() | Failed() | Left():
                 yield item
 
+    def _forgotten(self, message: str) -> Iterable[Event]:
+        flight = self.flights.landed(message)
+        if flight is None or flight.task is None:
+            return
+        self.post.forget(message)
+        task = self.server.open_tasks.get(flight.task)
+        if task is not None and self.flights.newest.get(flight.task) == message:
+            device = self.roster.devices[flight.device]
+            yield from self._went_astray(device, task, "the node knows nothing of it any more")
+
     def _delivered(self, delivery: Delivery) -> Iterable[Event]:
+        asked = self.flights.probes.pop(delivery.message, None)
+        if asked is not None:
+            if delivery.parcel is not None and asked in self.flights.open:
+                self.agenda.push(self.now + self.patience.grace, Forgotten(asked))
+            elif asked in self.flights.open:
+                self.flights.open[asked].probed = False
+            return
         flight = self.flights.landed(delivery.message)
         if flight is None:
             reason = "it answers no message that is open"

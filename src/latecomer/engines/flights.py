@@ -15,6 +15,7 @@ class Flight:
     device: int = -1
     task: int | None = None
     overdue: bool = False
+    probed: bool = False
 
 
 class Flights:
@@ -26,6 +27,7 @@ class Flights:
         self.newest: dict[int, str] = {}  # task -> the last message that carried it
         self.keys: dict[int, str] = {}  # task -> the name that it has for ever
         self.missing: dict[int, Flight] = {}  # task -> as if sent, while its device is not there
+        self.probes: dict[str, str] = {}  # a question to a node -> the message it has long had
         self.lost: dict[int, float] = {}  # task -> when its device, or an answer, was first lost
         self.courses: dict[int, Course] = {}  # of tasks that are done in parts
 
