@@ -50,7 +50,7 @@ def test_many_nodes_for_a_long_time(tmp_path):
                 stderr=said,
             )
         try:
-            soak(federation, LightRun(federation, tmp_path / "run"), nodes.pid)
+            soak(federation, LightRun(federation, tmp_path / "run", probe=300.0), nodes.pid)
         finally:
             nodes.kill()
             nodes.wait()

@@ -9,10 +9,12 @@ and whoever calls it asks `is_known` first. It is run as a program, once for eac
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from logging import ERROR, INFO
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,11 +91,9 @@ class Executor:
 
         asking = self._client()
         log(INFO, "A warm client waits for work of the SuperNode at %s", self.address)
-        if token:
-            self._perform(token, fab)
         while self.parent is None or os.getppid() == self.parent:
             try:
-                token, fab = self._acquire(asking)
+                token, fab = (token, fab) if token else self._acquire(asking)
             except httpx.HTTPError:
                 time.sleep(AWAY)  # the SuperNode is being started
                 continue
@@ -102,7 +102,7 @@ class Executor:
                 continue
             if self.fab and fab != self.fab:
                 self._begin_anew(token, fab)
-            self._perform(token, fab)
+            token, fab = self._perform(token, fab, asking)
             self.haste.worked()
 
     def _client(self, token: str = "") -> Any:
@@ -155,16 +155,15 @@ class Executor:
         command = [sys.executable, "-m", "latecomer.deploy.warm", "client", self.address, *given]
         os.execv(sys.executable, [*command, "--token", token, "--fab", fab])
 
-    def _perform(self, token: str, fab: str) -> None:
-        """One task, as Flower's own `run_clientapp` does it, but for the end of the process."""
+    def _perform(self, token: str, fab: str, asking: Any) -> tuple[str, str]:
+        """One task, as Flower's own `run_clientapp` does it, but for the end of the process.
+
+        Gives the next one, if there is one already.
+        """
         from flwr.app import Error, Message
         from flwr.supercore import log
         from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-        from flwr.supernode.runtime.run_clientapp import (
-            pull_task_input,
-            push_message,
-            push_task_output,
-        )
+        from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
         client = self._client(token)
         heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -172,7 +171,13 @@ class Executor:
         status, details = "failed", "the client could not be run"
         try:
             heart.start()
-            message, context, run, archive = pull_task_input(client)
+            given, newer = self._input(client, asking)
+            if given is None:
+                log(INFO, "a task was given up: the SuperNode has another one")
+                if heart.is_running:
+                    heart.stop()
+                return newer
+            message, context, run, archive = given
             if self.app is None:
                 self.app, self.fab = load(run, archive), fab
             reply = self.app(message=message, context=context)
@@ -192,6 +197,25 @@ class Executor:
             if heart.is_running:
                 heart.stop()
             client.close()
+        return "", ""
+
+    def _input(self, client: Any, asking: Any) -> tuple[Any, tuple[str, str]]:
+        """What the task brings; or None, and a newer task.
+
+        When a run ends while its SuperNode receives a message, Flower leaves a task behind whose
+        message never comes, and would wait for it for two hours. A SuperNode handles one message
+        at a time: if it has another task, nobody waits for this one.
+        """
+        import httpx
+        from flwr.supernode.runtime.run_clientapp import pull_task_input
+
+        pulled: Future[Any] = ThreadPoolExecutor(1).submit(pull_task_input, client)
+        while not wait([pulled], timeout=AWAY).done:
+            with contextlib.suppress(httpx.HTTPError):
+                newer = self._acquire(asking)
+                if newer[0]:
+                    return None, newer
+        return pulled.result(), ("", "")
 
 
 def load(run: Any, archive: Any) -> "ClientApp":
@@ -217,6 +241,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--fab", default="")
     given = parser.parse_args(arguments)
     Executor(given.address, given.parent_pid, given.secret_file).run(given.token, given.fab)
+    os._exit(0)  # a thread may still wait for a message that never comes
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from latecomer.core.checks import Checks
 from latecomer.core.messages import TrainSpec
 from latecomer.device.networks import Networks
 from latecomer.engines.flower import GridPost
+from latecomer.engines.patience import Patience
 from latecomer.engines.virtual import Bounds
 from latecomer.study.deployed import Deployment
 from light.task import model
@@ -31,10 +32,11 @@ def main(grid: Grid, context: Context) -> None:
         if (folder / "stop").exists():
             run.loop.stopped = "asked to"
 
-    run = Deployment(server, post, folder, Networks(network), on_commit=after)
-    seconds = float(config["seconds"])
+    # A node with a key may be back before anybody saw it go: it is asked sooner than by default.
+    patience = Patience(probe=float(config["probe"]))
+    run = Deployment(server, post, folder, Networks(network), patience, on_commit=after)
     try:
-        reason = run.run(Bounds(virtual_seconds=seconds))
+        reason = run.run(Bounds())
     finally:
         post.close()
     print(f"ended by {reason}: {server.accepted} updates, {server.store.commits} versions")
