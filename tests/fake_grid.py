@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import prod
+from math import inf, prod
 
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Offer
@@ -92,7 +92,10 @@ class ToyNode:
 
 
 class FakePost:
-    """Node i needs as long as device i of the fleet; introductions take no time."""
+    """Node i needs as long as device i of the fleet; introductions take no time.
+
+    A node handles one message at a time, and never another if it does not answer one.
+    """
 
     def __init__(self, fleet: Fleet, nodes: dict[int, Answer]) -> None:
         self.fleet, self.answers = fleet, dict(nodes)
@@ -103,11 +106,13 @@ class FakePost:
         self._numbers: dict[int, int] = {}
         self._journeys: dict[int, tuple[Journey, int]] = {}  # of tasks in parts, and their passes
         self._ids = count()
+        self.busy_until: dict[int, float] = {}
 
     def now(self) -> float:
         return self.time
 
     def nodes(self) -> list[int]:
+        self.busy_until = {n: until for n, until in self.busy_until.items() if n in self.answers}
         return list(self.answers)
 
     def send(self, node: int, kind: str, parcel: Parcel) -> str | None:
@@ -115,9 +120,12 @@ class FakePost:
             return None
         number = next(self._ids)
         self.sent.append((self.time, node, kind))
-        arrives = self.time if kind == "hello" else self._arrives(node, parcel)
+        free = self.busy_until.get(node, 0.0)
+        arrives = max(self.time, free) if kind == "hello" else self._arrives(node, parcel)
         answer = self.answers[node](kind, parcel)
-        if answer is not None and arrives is not None:
+        if kind == "train":
+            self.busy_until[node] = inf if None in (answer, arrives) else arrives
+        if answer is not None and arrives is not None and arrives < inf:
             parts = (None, answer) if isinstance(answer, str) else (answer, "")
             heapq.heappush(self._heap, (arrives, number, Delivery(f"m{number}", *parts)))
         return f"m{number}"

@@ -1,4 +1,4 @@
-"""Imports point one way: core <- device <- strategies <- engines <- study <- cli."""
+"""Imports point one way: core <- device <- strategies <- engines <- study <- deploy <- cli."""
 
 import ast
 import subprocess
@@ -23,11 +23,23 @@ ALLOWED: dict[str, set[str]] = {
     "strategies": {"errors", "loading", "core", "device"},
     "engines": {"errors", "loading", "core", "device", "strategies", "fleet"},
     "study": {"errors", "loading", "core", "device", "strategies", "engines", "fleet", "data"},
-    "cli": {"errors", "core", "device", "strategies", "engines", "fleet", "data", "study"},
+    "deploy": {"errors", "loading", "device", "data", "study"},
+    "cli": {
+        "errors",
+        "core",
+        "device",
+        "strategies",
+        "engines",
+        "fleet",
+        "data",
+        "study",
+        "deploy",
+    },
     "__main__": {"cli"},
 }
 
 FLOWER = {
+    "deploy/warm.py",
     "engines/flower.py",
     "engines/flower_client.py",
     "engines/flower_private.py",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from latecomer.deploy.command import deploy
 from latecomer.errors import BadInput, RunFailed
 
 app = typer.Typer(
@@ -218,6 +219,9 @@ def har(
     console.print(study.text.split("## Tables")[0], markup=False, highlight=False, soft_wrap=True)
     names = f"results:  {folder / 'results.csv'}\nfindings: {folder / 'findings.md'}"
     console.print(f"{names}\nreport:   {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+app.add_typer(deploy, name="deploy")
 
 
 @app.command("list")

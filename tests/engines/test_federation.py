@@ -212,6 +212,62 @@ def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
     assert len([f for f in run.lines("arrival") if f["device"] == BAD]) > 5
 
 
+def lost_node(**options):
+    """A run whose node BAD is lost with a task, and that node."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, **options)
+    run.until(virtual_seconds=500.0)
+    silent = run.post.answers[BAD]
+    (message,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
+    run.post.again(Delivery(message, error="the node is not available", lost=True))
+    return run, silent
+
+
+def test_a_device_that_was_lost_comes_back_to_its_task():
+    """With a key it comes back under the same number, perhaps before we have seen it go."""
+    run, silent = lost_node()
+    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.until(virtual_seconds=600.0)
+    assert [f["device"] for f in run.lines("away")] == [BAD]
+    assert back.asked[0] == silent.asked[0]
+    assert not run.lines("drop")
+    tasks = [f["task"] for f in run.lines("arrival") if f["device"] == BAD]
+    assert len(tasks) == len(set(tasks)) > 1
+
+
+def test_a_device_that_was_lost_leaves_its_place_to_others_at_once():
+    run, _ = lost_node(options={"concurrency": 1}, patience=Patience(overdue=1e9))
+    before = run.server.accepted
+    run.until(virtual_seconds=600.0)
+    assert run.server.accepted > before
+
+
+def test_a_device_that_stays_away_loses_its_task():
+    run, _ = lost_node(patience=Patience(away=20.0))
+    del run.post.answers[BAD]
+    run.until(virtual_seconds=600.0)
+    assert [f["reason"] for f in run.lines("drop")] == ["its device has not come back"]
+
+
+def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
+    """With its key a node may be back under its number at the very moment it is given up."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(virtual_seconds=100.0)
+    silent = run.post.answers[BAD]
+    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.post.busy_until[BAD] = 0.0
+    run.until(virtual_seconds=500.0)
+    assert [f["reason"] for f in run.lines("away")] == ["the node knows nothing of it any more"]
+    assert back.asked[0] == silent.asked[0]
+    assert not run.lines("drop")
+
+
+def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(virtual_seconds=3000.0)
+    assert [kind for _, node, kind in run.post.sent if node == BAD] == ["hello", "train", "hello"]
+    assert not run.lines("away")
+
+
 def test_two_answers_to_one_task_at_one_moment_count_once():
     answers = []
     run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})

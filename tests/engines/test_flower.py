@@ -13,6 +13,7 @@ from flwr.app import (
     ArrayRecord,
     ConfigRecord,
     Context,
+    Error,
     Message,
     MetricRecord,
     RecordDict,
@@ -23,7 +24,12 @@ from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.device.flat import flat_model
 from latecomer.engines.federation import Federation, Patience
-from latecomer.engines.flower import GridPost, from_records, to_records
+from latecomer.engines.flower import (
+    MOST_POLLS,
+    GridPost,
+    from_records,
+    to_records,
+)
 from latecomer.engines.flower_client import client_app, device_name
 from latecomer.engines.virtual import Bounds
 from latecomer.engines.wire import Packed, Parcel, pack, unpack
@@ -177,3 +183,35 @@ def test_a_device_is_named_by_its_node_config(config, name):
 def test_a_device_without_a_usable_name_says_so(config):
     with pytest.raises(BadInput):
         device_name(Context(1, 5, config, RecordDict(), {}))
+
+
+@pytest.mark.parametrize(("code", "lost"), [(2, False), (3, True), (5, True), (8, False)])
+def test_what_went_astray_is_not_the_devices_fault(code, lost):
+    grid = ThreadGrid(lambda message, context: Message(Error(code, "why"), reply_to=message), NODES)
+    post = GridPost(grid, poll=0.01)
+    post.send(100, "train", Parcel({}))
+    (found,) = post.collect(post.now() + 10.0)
+    assert found.lost == lost
+    assert found.parcel is None
+    assert found.error.endswith("why")
+
+
+def test_many_open_messages_take_turns():
+    """A SuperLink answers some 90 questions a second, those of its nodes included."""
+
+    class Silent(ThreadGrid):
+        asked = 0
+
+        def pull_messages(self, numbers):
+            self.asked += 1
+            return []
+
+    grid = Silent(lambda message, context: None, {i: {} for i in range(100)})
+    post = GridPost(grid, poll=0.01)
+    for node in grid.nodes:
+        post.send(node, "hello", Parcel({}))
+    time.sleep(0.5)
+    grid.asked = 0
+    time.sleep(1.0)
+    post.close()
+    assert grid.asked < 2 * MOST_POLLS

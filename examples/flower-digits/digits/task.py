@@ -1,7 +1,7 @@
 """The model and the data. Replace both by your own."""
 
 from sklearn.datasets import load_digits
-from torch import Tensor, arange, as_tensor, float32
+from torch import Tensor, arange, as_tensor, float32, no_grad
 
 from latecomer.device.flat import FlatModel, flat_model
 
@@ -23,7 +23,9 @@ def part(number: int, parts: int) -> tuple[Tensor, Tensor]:
     return x[kept], y[kept]
 
 
-def test_data() -> tuple[Tensor, Tensor]:
-    """Every fifth digit, which no device has."""
+def accuracy(network: FlatModel, params: Tensor) -> float:
+    """On every fifth digit, which no device has."""
     x, y = digits()
-    return x[4::5], y[4::5]
+    with no_grad():
+        right = network.logits(params, x[4::5]).argmax(1) == y[4::5]
+    return right.float().mean().item()

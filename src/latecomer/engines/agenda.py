@@ -27,6 +27,13 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A node has answered a later message than this one."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class HelloAgain:
     """A node may be asked once more who it is."""
 
@@ -40,7 +47,19 @@ class Again:
     device: int
 
 
-Item = Ready | Due | Failed | Left | Told | Delivery | Overdue | GiveUp | HelloAgain | Again
+Item = (
+    Ready
+    | Due
+    | Failed
+    | Left
+    | Told
+    | Delivery
+    | Overdue
+    | GiveUp
+    | Forgotten
+    | HelloAgain
+    | Again
+)
 # What the server is waiting for outlives the process; the rest is found anew.
 KEPT = Ready | Due | Failed | Told
 

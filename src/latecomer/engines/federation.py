@@ -34,7 +34,16 @@ from latecomer.core.messages import (
 )
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
-from latecomer.engines.agenda import KEPT, Again, Agenda, GiveUp, HelloAgain, Item, Overdue
+from latecomer.engines.agenda import (
+    KEPT,
+    Again,
+    Agenda,
+    Forgotten,
+    GiveUp,
+    HelloAgain,
+    Item,
+    Overdue,
+)
 from latecomer.engines.courses import Course, restored
 from latecomer.engines.dialect import Dialect, Native
 from latecomer.engines.flights import Flight, Flights
@@ -175,14 +184,33 @@ class Federation:
                 self.agenda.push(now, GiveUp(message))
             else:
                 self._check_overdue(flight, age)
+                self._probe(message, flight, age)
         for number, flight in list(self.flights.missing.items()):
             if number not in self.server.open_tasks:
                 del self.flights.missing[number]
-            elif now - flight.sent >= self.patience.give_up:
+            elif now - flight.sent >= self._most(number):
                 self.flights.closed(number)
                 self.agenda.push(now, Failed(number, "its device has not come back"))
             else:
                 self._check_overdue(flight, now - flight.sent)
+
+    def _probe(self, message: str, flight: Flight, age: float) -> None:
+        """A node that died and is back at once was never seen to go, and knows nothing of its task.
+
+        It handles one message at a time: when it answers a later one, it has none before.
+        """
+        if flight.task is None or flight.probed or age < self.patience.probe:
+            return
+        if self.roster.nodes.get(flight.node) is None or self.dialect.known(flight.node):
+            return
+        probe = self.post.send(flight.node, "hello", Parcel({"latecomer": 1}))
+        if probe is not None:
+            flight.probed = True
+            self.flights.probes[probe] = message
+
+    def _most(self, task: int) -> float:
+        """How long a task stays open while its device is not there."""
+        return self.patience.away if task in self.flights.lost else self.patience.give_up
 
     def _check_overdue(self, flight: Flight, age: float) -> None:
         if flight.task is not None and not flight.overdue and age >= self.patience.overdue:
@@ -216,6 +244,8 @@ class Federation:
                 yield from self._overdue(self.roster.devices[device], task)
             case GiveUp(message):
                 yield from self._given_up(message)
+            case Forgotten(message):
+                yield from self._forgotten(message)
             case HelloAgain(node):
                 if self.roster.unknown(node):
                     self._hello(node)
@@ -228,7 +258,24 @@ class Federation:
             case Ready() | Due() | Failed() | Left():
                 yield item
 
+    def _forgotten(self, message: str) -> Iterable[Event]:
+        flight = self.flights.landed(message)
+        if flight is None or flight.task is None:
+            return
+        self.post.forget(message)
+        task = self.server.open_tasks.get(flight.task)
+        if task is not None and self.flights.newest.get(flight.task) == message:
+            device = self.roster.devices[flight.device]
+            yield from self._went_astray(device, task, "the node knows nothing of it any more")
+
     def _delivered(self, delivery: Delivery) -> Iterable[Event]:
+        asked = self.flights.probes.pop(delivery.message, None)
+        if asked is not None:
+            if delivery.parcel is not None and asked in self.flights.open:
+                self.agenda.push(self.now + self.patience.grace, Forgotten(asked))
+            elif asked in self.flights.open:
+                self.flights.open[asked].probed = False
+            return
         flight = self.flights.landed(delivery.message)
         if flight is None:
             reason = "it answers no message that is open"
@@ -283,7 +330,8 @@ class Federation:
         device, task = self.roster.devices[flight.device], self.server.open_tasks.get(number)
         if delivery.parcel is None:
             if task is not None and self.flights.newest.get(number) == delivery.message:
-                yield from self._lost(device, task, delivery.error)
+                failed = self._went_astray if delivery.lost else self._lost
+                yield from failed(device, task, delivery.error)
             return
         key = self.flights.keys.get(number)
         if task is None or key is None:  # or closed at this very moment
@@ -314,6 +362,23 @@ class Federation:
         if not counted and device.number not in self.server.working:
             yield self._joined(device)
         if device.node is None:
+            yield Left(device.number)
+
+    def _went_astray(self, device: Device, task: Task, reason: str) -> Iterable[Event]:
+        """The task stays open for a while: the device may come back, and have the answer by then.
+
+        Its place is free meanwhile.
+        """
+        since = self.flights.lost.setdefault(task.id, self.now)
+        if self.now - since >= self.patience.away:
+            yield from self._lost(device, task, reason)
+            return
+        self._note(Note("away", {"device": device.number, "task": task.id, "reason": reason}))
+        self._failed(device)
+        self.agenda.push(device.waits_until, Again(device.number))
+        self.flights.missing[task.id] = Flight(0, -1, since, device.number, task.id, True)
+        if self.server.working.get(device.number) == task.id:
+            yield self._joined(device)
             yield Left(device.number)
 
     def _lost(self, device: Device, task: Task, reason: str) -> Iterable[Event]:

@@ -15,6 +15,7 @@ class Flight:
     device: int = -1
     task: int | None = None
     overdue: bool = False
+    probed: bool = False
 
 
 class Flights:
@@ -26,6 +27,8 @@ class Flights:
         self.newest: dict[int, str] = {}  # task -> the last message that carried it
         self.keys: dict[int, str] = {}  # task -> the name that it has for ever
         self.missing: dict[int, Flight] = {}  # task -> as if sent, while its device is not there
+        self.probes: dict[str, str] = {}  # a question to a node -> the message it has long had
+        self.lost: dict[int, float] = {}  # task -> when its device, or an answer, was first lost
         self.courses: dict[int, Course] = {}  # of tasks that are done in parts
 
     def took_off(self, message: str, flight: Flight) -> None:
@@ -48,6 +51,7 @@ class Flights:
 
     def closed(self, task: int) -> None:
         """Nobody waits for this task any more."""
+        self.lost.pop(task, None)
         self.keys.pop(task, None)
         self.newest.pop(task, None)
         self.missing.pop(task, None)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_POLLS = 50.0  # a second, for all open messages together; a SuperLink answers about 90
 # The names of the records in a message; other Flower apps use the last two, and have a config.
 FIELDS, METRICS, ARRAYS = "latecomer", "metrics", "arrays"
 CONFIG = "config"
@@ -33,6 +34,7 @@ ERRORS = {
     5: "the node is not available",
     8: "the client process has crashed",
 }
+LOST = (3, 5)  # of these, what the device knows nothing of
 
 
 def to_records(parcel: Parcel) -> "RecordDict":
@@ -93,7 +95,8 @@ class GridPost:
 
     Every open message has a thread of its own that asks for its reply: one node that uploads
     slowly, or stops in the middle, keeps nobody else waiting. A reply is fetched within `poll`
-    seconds, because one that waits is lost if its node goes offline.
+    seconds, because one that waits is lost if its node goes offline; with many open messages they
+    take turns, so that the SuperLink has time for its nodes.
     """
 
     def __init__(self, grid: "Grid", poll: float = 0.5, ttl: float = LONGEST_TTL) -> None:
@@ -128,7 +131,7 @@ class GridPost:
 
     def _fetch(self, node: int, number: str, stop: threading.Event) -> None:
         """Ask until the reply is there."""
-        while not stop.wait(self.poll):
+        while not stop.wait(max(self.poll, len(self._open) / MOST_POLLS)):
             found = self._tried("pull a reply", lambda: list(self.grid.pull_messages([number])))
             for reply in found or ():
                 if reply.metadata.reply_to_message_id == number:
@@ -169,7 +172,7 @@ def _delivery(node: int, number: str, reply: "Message") -> Delivery:
     try:
         if reply.has_error():
             # What the SuperLink itself reports comes from it, whoever was asked.
-            return Delivery(number, error=error_of(reply))
+            return Delivery(number, error=error_of(reply), lost=reply.error.code in LOST)
         if reply.metadata.src_node_id != node:
             return Delivery(number, error="another node has answered")
         return Delivery(number, from_records(reply.content))

@@ -1,6 +1,7 @@
 """A Flower `ClientApp` for devices of a deployment. Needs the extra `flower`."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,18 +33,31 @@ def client_app(
 
     The device is called `device-id` in its node-config; a simulation's partition will do. What it
     keeps lies in a folder of that name under `state` (else $LATECOMER_STATE, else
-    ~/.latecomer/devices). `width` in the node-config is what it can carry of the model.
+    ~/.latecomer/devices). `width` in the node-config is what it can carry of the model, and `delay`
+    the seconds by which it answers later than it could, to try out a slow one.
+
+    Where the process stays (a warm node), the data are loaded once for a run.
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
+    loaded: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+
+    def data(context: "Context", name: str) -> tuple[Tensor, Tensor]:
+        key = (context.run_id, name)
+        found = loaded.get(key)
+        if found is None:
+            found = load_data(context)
+            loaded.clear()  # a process of a simulation plays many devices, one after another
+            loaded[key] = found
+        return found
 
     def agent(context: "Context") -> Agent:
         name = device_name(context)
         width = float(context.node_config.get("width", 1.0))
         folder = state_folder(state) / name
-        return Agent(name, model(), lambda: load_data(context), folder, privacy, width)
+        return Agent(name, model(), lambda: data(context, name), folder, privacy, width)
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]
     def hello(message: "Message", context: "Context") -> "Message":
@@ -52,6 +66,7 @@ def client_app(
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: "Message", context: "Context") -> "Message":
         answer = agent(context).answer(from_records(message.content))
+        time.sleep(float(context.node_config.get("delay", 0.0)))
         return Message(to_records(answer), reply_to=message)
 
     return app

@@ -11,11 +11,15 @@ Kind = Literal["hello", "train"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The reply to a message, or, without a parcel, the news that there will be none."""
+    """The reply to a message, or, without a parcel, the news that there will be none.
+
+    `lost`: the message or its reply went astray, or the node did. Its device has refused nothing.
+    """
 
     message: str
     parcel: Parcel | None = None
     error: str = ""
+    lost: bool = False
 
 
 class Post(Protocol):

@@ -32,16 +32,17 @@ def serve(
     patience: Patience | None = None,
     every: int = 1,
     dialect: Dialect | None = None,
+    on_commit: Callable[[Server], None] = lambda server: None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; says which.
 
     In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
     `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
-    written every so many commits. `dialect` is what the devices speak: by default they run our own
-    `client_app`; `PlainFlower(layout)` is for any other Flower app.
+    written every so many commits, and then `on_commit` is called. `dialect` is what the devices
+    speak: by default they run our own `client_app`; `PlainFlower(layout)` is for any other app.
     """
     try:
-        run = Deployment(server, post, Path(folder), networks, patience, every, dialect=dialect)
+        run = Deployment(server, post, Path(folder), networks, patience, every, on_commit, dialect)
         return run.run(bounds)
     finally:
         post.close()
@@ -76,7 +77,13 @@ class Deployment:
             raise
         self.saved = server.store.commits
         if keep:
-            self._log(self.loop.now, Note("resume", {"version": self.saved}))
+            self._log(self.loop.now, self._resumed())
+
+    def _resumed(self) -> Note:
+        """Which life of which run begins, and which tasks of earlier ones are sent again."""
+        keys = self.loop.flights.keys
+        names = {"run": self.loop.name, "session": self.loop.session}
+        return Note("resume", {"version": self.saved, **names, "open": [*keys.values()]})
 
     def run(self, bounds: Bounds) -> str:
         try:
@@ -129,7 +136,7 @@ class Deployment:
 
     def _log(self, time: float, note: Note) -> None:
         self.events.write(time, note)
-        if note.kind in ("refusal", "drop", "overdue", "introduction"):
+        if note.kind in ("refusal", "drop", "overdue", "away", "introduction"):
             log.info("%s %s", note.kind, dict(note.fields))
 
     def _write_models(self, layout: Layout) -> None:

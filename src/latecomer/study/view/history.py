@@ -199,6 +199,7 @@ class History:
 HANDLERS = {
     "introduction": History._introduction,
     "overdue": History._late,
+    "away": History._late,
     "dispatch": History._dispatch,
     "arrival": History._arrival,
     "refusal": History._refusal,

@@ -1,0 +1,170 @@
+"""A process that is started again when it dies, a little later each time."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from latecomer.deploy.processes import Process, process
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """Seconds before a new start: twice as many each time, until one has lived `healthy` long."""
+
+    first: float = 1.0
+    longest: float = 15.0
+    healthy: float = 60.0
+
+    def after(self, failures: int) -> float:
+        return float(min(self.longest, self.first * 2 ** min(failures, 30)))
+
+
+class Supervised:
+    """One command, its log, and a thread that starts it anew whenever it ends.
+
+    It has a session of its own: Ctrl-C in the terminal reaches the supervisor alone, which then
+    ends everything in order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_file: Path | None,
+        environment: Mapping[str, str],
+        folder: Path,
+        back_off: BackOff | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Without a log file it writes where this process does.
+
+        `changed` is called in the thread whenever there is another process.
+        """
+        self.name, self.command, self.log_file = name, list(command), log_file
+        self.environment, self.folder, self.changed = dict(environment), folder, changed
+        self.back_off = back_off or BackOff()
+        self.starts = 0
+        self._said_before = 0
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs at present."""
+        popen = self._popen
+        return popen.pid if popen is not None and popen.returncode is None else None
+
+    @property
+    def process(self) -> Process | None:
+        """The same, safe to be remembered."""
+        return self._process if self.pid is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last process that ended."""
+        return None if self._popen is None else self._popen.returncode
+
+    def start(self) -> None:
+        """Start it and keep it running; after `stop` too."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._stop.clear()
+        self._spawn()
+        self._thread = threading.Thread(target=self._watch, name=f"watch-{self.name}", daemon=True)
+        self._thread.start()
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> int:
+        """As a fault would: the supervisor will start it again. Says which pid it was."""
+        pid = self.pid
+        if pid is None:
+            raise ProcessLookupError(f"{self.name} does not run at present")
+        os.kill(pid, signal_number)
+        return pid
+
+    def stop(self, patience: float = 5.0) -> None:
+        """End it and its children; it stays down."""
+        self._stop.set()
+        self._signal_group(signal.SIGCONT)
+        self._signal_group(signal.SIGTERM)
+        popen = self._popen
+        if popen is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                popen.wait(patience)
+        self._signal_group(signal.SIGKILL)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(patience)
+
+    def text(self, since_start: bool = False) -> str:
+        """What it has said so far, or since its last start."""
+        if self.log_file is None:
+            return ""
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(self._said_before if since_start else 0)
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _spawn(self) -> None:
+        with self._lock, self._output() as output:
+            if self._stop.is_set():
+                return
+            self._said_before = output.tell() if output is not None else 0
+            self._popen = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                env=self.environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+            self._process = process(self._popen.pid)
+            self.starts += 1
+        self.changed()
+
+    def _output(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
+        if self.log_file is None:
+            return contextlib.nullcontext()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        return self.log_file.open("ab")
+
+    def _watch(self) -> None:
+        failures = 0
+        while self._popen is not None:
+            begun = time.monotonic()
+            code = self._popen.wait()
+            if self._stop.is_set():
+                return
+            if time.monotonic() - begun >= self.back_off.healthy:
+                failures = 0
+            wait = self.back_off.after(failures)
+            failures += 1
+            log.warning("%s ended with code %s; again in %.0f s", self.name, code, wait)
+            self._signal_group(signal.SIGTERM)  # what it has left behind
+            self.changed()
+            if self._stop.wait(wait):
+                return
+            self._spawn()
+
+    def _signal_group(self, number: int) -> None:
+        """To the process and to its children, even if it is gone itself."""
+        with self._lock:
+            if self._popen is None:
+                return
+            # A group outlives its leader, and while it does nobody else gets its number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, number)

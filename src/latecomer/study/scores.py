@@ -1,0 +1,67 @@
+"""How good a deployed model is, while it learns: metrics.csv in the server's folder."""
+
+import csv
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from latecomer.core.server import Server
+from latecomer.study.files import Table
+
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+
+
+class Scores:
+    """Evaluates the newest model of the main lineage, at most every so many seconds.
+
+    Give it to `serve` as `on_commit`, and call `final` when that has returned. A row that a resumed
+    run has not come to yet is left out.
+    """
+
+    def __init__(self, folder: str | Path, evaluate: Evaluate, every: float = 2.0) -> None:
+        self.path, self.evaluate, self.every = Path(folder) / "metrics.csv", evaluate, every
+        self._began = time.monotonic()
+        self._next = 0.0
+        self._table: Table | None = None
+        self._written = -1
+
+    def __call__(self, server: Server) -> None:
+        if time.monotonic() >= self._next:
+            self.final(server)
+            self._next = time.monotonic() + self.every
+
+    def final(self, server: Server) -> Mapping[str, float]:
+        """Evaluate now."""
+        found = self.evaluate(server.store.head_params())
+        row = {
+            "updates": server.accepted,
+            "version": server.store.commits,
+            "wall_seconds": round(time.monotonic() - self._began, 3),
+            **{name: round(float(value), 6) for name, value in found.items()},
+        }
+        if self._table is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._table = Table(
+                self.path, list(row), _length_before(self.path, server.store.commits)
+            )
+        if server.store.commits != self._written:
+            self._table.write(row)
+            self._written = server.store.commits
+        return found
+
+
+def _length_before(path: Path, version: int) -> int:
+    """The bytes of the rows that an earlier life has written of older versions."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    rows = csv.DictReader(lines)
+    kept = 1
+    for row in rows:
+        if not (row.get("version") or "").isdigit() or int(row["version"]) >= version:
+            break
+        kept += 1
+    return len("".join(lines[:kept]).encode()) if kept > 1 else 0

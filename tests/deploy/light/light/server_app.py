@@ -1,0 +1,42 @@
+"""What runs on the server: until it is told to stop, by a file in its folder."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from latecomer import Server, build_strategy
+from latecomer.core.checks import Checks
+from latecomer.core.messages import TrainSpec
+from latecomer.device.networks import Networks
+from latecomer.engines.flower import GridPost
+from latecomer.engines.patience import Patience
+from latecomer.engines.virtual import Bounds
+from latecomer.study.deployed import Deployment
+from light.task import model
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    network, seed = model(int(config["hidden"])), int(config["seed"])
+    folder = Path(str(config["folder"]))
+    spec = TrainSpec(local_epochs=1, batch_size=8, lr=0.1)
+    checks = Checks(most_examples=int(config["most-examples"]))
+    server = Server(network.init(seed), build_strategy("fedasync", {}), spec, checks, seed=seed)
+    post = GridPost(grid)
+
+    def after(server: Server) -> None:
+        if (folder / "stop").exists():
+            run.loop.stopped = "asked to"
+
+    # A node with a key may be back before anybody saw it go: it is asked sooner than by default.
+    patience = Patience(probe=float(config["probe"]))
+    run = Deployment(server, post, folder, Networks(network), patience, on_commit=after)
+    try:
+        reason = run.run(Bounds())
+    finally:
+        post.close()
+    print(f"ended by {reason}: {server.accepted} updates, {server.store.commits} versions")
