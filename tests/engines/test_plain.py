@@ -76,7 +76,7 @@ def test_a_strategy_that_needs_more_is_refused_in_one_line(name):
         federation(name)
     assert "\n" not in str(refused.value)
     assert name in {"aso-fed", "echopfl", "feddc", "feddc-fedasync", "feddc-fedbuff", "ifca",
-                    "oort", "paflm"}  # fmt: skip
+                    "latecomer", "oort", "paflm"}  # fmt: skip
 
 
 def test_a_model_of_another_size_is_refused():

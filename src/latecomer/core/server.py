@@ -271,17 +271,17 @@ class Server:
                 self.absorb(into, gone)
                 why = {"reason": reason} if reason else {}
                 out.append(Note("merge", {"lineage": gone, "into": into, **why}))
-            case Spread(lineage, behind):
-                self._spread(lineage, behind, out)
+            case Spread(lineage, devices):
+                self._spread(lineage, devices, out)
 
-    def _spread(self, lineage: str, behind: int, out: list[Command]) -> None:
+    def _spread(self, lineage: str, devices: frozenset[int] | None, out: list[Command]) -> None:
         version, told = self.store.head(lineage), list[Task]()
         for device, task_id in self.working.items():
             task = self.open_tasks.get(task_id)
             # What it was sent last decides: its task may be of a lineage that was absorbed.
             if task is None or self.home(device) != lineage or task.versions[-1] == version:
                 continue
-            if behind > 1 and self.store.staleness(task.versions[-1], lineage) < behind:
+            if devices is not None and device not in devices:
                 continue
             task.broadcasts += (self._offer(lineage, task.submodel),)
             self.store.pin(version)

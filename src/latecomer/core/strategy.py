@@ -104,10 +104,10 @@ class Absorb(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Broadcast the head of a lineage to those who work on a version so many commits older."""
+    """Broadcast the head of a lineage to those who work on an older version: all, or these."""
 
     lineage: str
-    behind: int = 1
+    devices: frozenset[int] | None = None
 
 
 Route = Callable[[Contribution, ServerView], str]

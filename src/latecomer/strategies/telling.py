@@ -1,14 +1,15 @@
 """Broadcasts for those who are far behind, as long as they make use of them.
 
 After Li et al. 2024 (EchoPFL), section 5.2, who tell a whole cluster at once. Most devices are back
-before a broadcast could help; only those at work for longer than a turn of the fleet are told.
+before a broadcast could help: only those are told who, by their last task, are in for a long one
+and have not begun its last pass.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latecomer.core.messages import Contribution, Note
-from latecomer.core.strategy import Commit, Drop, Merge, ServerView, Spread
+from latecomer.core.messages import Contribution, Note, Task
+from latecomer.core.strategy import Absorb, Commit, Drop, Merge, ServerView, Split, Spread
 from latecomer.strategies.fitting import Around
 
 RECENT = 40  # answers of devices that were told
@@ -16,21 +17,29 @@ USED = 0.5  # of them: with fewer that went on from what they were told, it does
 
 
 class Telling(Around[Merge]):
-    """Merge: as the inner part does; whoever is `behind` commits late is told of each new head."""
+    """Merge: as the inner part does; a straggler `behind` commits late is told of the new head."""
 
     def __init__(self, inner: Merge, behind: int) -> None:
         super().__init__(inner)
         self.behind = behind
+        self._lasted: dict[int, int] = {}  # device -> commits during its last task
         self._told: set[int] = set()  # open tasks
         self._used: list[bool] = []
         self._changed: list[str] = []
-        self._off = False
         self._notes: list[Note] = []
+        self._on = True  # until it does not pay
+
+    @property
+    def broadcasts(self) -> bool:
+        return self._on or super().broadcasts
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
-        if contribution.task.id in self._told:
-            self._told.discard(contribution.task.id)
+        task, lineage = contribution.task, contribution.lineage
+        if task.id in self._told:
+            self._told.discard(task.id)
             self._learn(contribution.update.choice > 0, view)
+        if not contribution.update.choice:
+            self._lasted[task.device] = view.store.staleness(task.version, lineage)
         result = self.inner.add(contribution, view)
         if isinstance(result, Commit):
             self._changed.append(result.lineage)
@@ -43,41 +52,42 @@ class Telling(Around[Merge]):
 
     def _learn(self, used: bool, view: ServerView) -> None:
         self._used = [*self._used, used][-RECENT:]
-        if self._off or len(self._used) < RECENT or sum(self._used) >= USED * RECENT:
+        if not self._on or len(self._used) < RECENT or sum(self._used) >= USED * RECENT:
             return
-        self._off = True
+        self._on = False
         reason = f"broadcasts end: {sum(self._used)} of the last {RECENT} were of use"
-        self._notes.append(
-            Note("switch", {"lineage": "", "version": view.store.commits, "reason": reason})
-        )
+        fields = {"lineage": "", "version": view.store.commits, "reason": reason}
+        self._notes.append(Note("switch", fields))
 
-    def refine(self, view: ServerView) -> Iterable[Any]:
+    def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]:
         changed, self._changed = dict.fromkeys(self._changed), []
-        for lineage in changed:
-            if self._off or lineage not in view.store:
+        for lineage in changed if self._on else ():
+            if lineage not in view.store:
                 continue
-            far = [task for task in view.working.values() if self._is_far(task, lineage, view)]
-            if far:
-                self._told.update(far)
-                yield Spread(lineage, self.behind)
+            tasks = [view.open_tasks[t] for t in view.working.values() if t in view.open_tasks]
+            behind = [task for task in tasks if self._needs(task, lineage, view)]
+            if behind:
+                self._told.update(task.id for task in behind)
+                yield Spread(lineage, frozenset(task.device for task in behind))
         self._told &= view.open_tasks.keys()
         yield from super().refine(view)
 
-    def _is_far(self, task_id: int, lineage: str, view: ServerView) -> bool:
-        task = view.open_tasks.get(task_id)
-        if task is None or view.home(task.device) != lineage:
+    def _needs(self, task: Task, lineage: str, view: ServerView) -> bool:
+        if view.home(task.device) != lineage:
             return False
-        return view.store.staleness(task.versions[-1], lineage) >= self.behind
+        passes, lasts = task.spec.local_epochs, self._lasted.get(task.device, 0)
+        in_time = view.store.staleness(task.version, lineage) < lasts * (passes - 1) / passes
+        return in_time and view.store.staleness(task.versions[-1], lineage) >= self.behind
 
     def tell(self, view: ServerView) -> Iterable[Note]:
         notes, self._notes = self._notes, []
         return [*notes, *super().tell(view)]
 
     def state(self) -> dict[str, Any]:
-        own = {"told": sorted(self._told), "used": list(self._used), "off": self._off}
-        return {**super().state(), **own}
+        own = {"told": sorted(self._told), "used": list(self._used), "on": self._on}
+        return {**super().state(), **own, "lasted": dict(self._lasted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._told, self._used = set(state["told"]), list(state["used"])
-        self._off = state["off"]
+        self._on, self._lasted = state["on"], dict(state["lasted"])
