@@ -2,12 +2,16 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import tomli_w
 
 from latecomer.errors import BadInput
 from latecomer.study.compare import (
@@ -239,3 +243,32 @@ def test_an_interrupted_comparison_is_finished_by_resuming(tmp_path):
     assert resumed["model_hash"].tolist() == whole["model_hash"].tolist()
     with pytest.raises(BadInput, match="no comparison to resume"):
         resume_comparison(tmp_path)
+
+
+@pytest.mark.slow
+def test_workers_do_not_outlive_a_killed_comparison(tmp_path):
+    config = tmp_path / "long.toml"
+    config.write_text(tomli_w.dumps({"stop": {"updates": 10**7}}))
+    words = ["compare", str(config), "--strategies", "fedasync,fedbuff", "--jobs", "2"]
+    command = [sys.executable, "-m", "latecomer", *words, "--out", str(tmp_path / "out")]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        workers = eventually(lambda: len(children(parent.pid)) >= 3 and children(parent.pid))
+    finally:
+        parent.kill()
+        parent.wait()
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def children(pid):
+    told = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in told.split()]
+
+
+def eventually(check, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := check():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("waited in vain")

@@ -2,13 +2,16 @@
 
 import json
 import multiprocessing
+import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -199,7 +202,9 @@ def _side_by_side(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     # Spawned, not forked: a forked torch can hang in its thread pool.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_end_with, initargs=(os.getpid(),)
+    ) as pool:
         futures = {pool.submit(run, c, folder): i for i, c in enumerate(planned)}
         try:
             for future in as_completed(futures):
@@ -208,6 +213,17 @@ def _side_by_side(
             raise RunFailed("a run was killed from outside (out of memory?)") from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _end_with(parent: int) -> None:
+    """A worker whose parent was killed would run on for nobody."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
