@@ -122,8 +122,9 @@ def load(folder: str | Path) -> Result | Comparison:
 
 
 def is_deployed(folder: Path) -> bool:
-    """Whether a deployed server has worked in this folder."""
-    return (folder / "events.jsonl").is_file() and not (folder / "config.toml").is_file()
+    """Whether a deployed server has worked in this folder: it leaves a log, and no config."""
+    simulated = any((folder / name).is_file() for name in ("config.toml", "fleet.json"))
+    return (folder / "events.jsonl").is_file() and not simulated
 
 
 def read_json(path: Path) -> dict[str, Any]:
