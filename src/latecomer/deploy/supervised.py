@@ -97,15 +97,13 @@ class Supervised:
     def stop(self, patience: float = 5.0) -> None:
         """End it and its children; it stays down."""
         self._stop.set()
+        if self._thread is None:
+            return
         self._signal_group(signal.SIGCONT)
         self._signal_group(signal.SIGTERM)
-        popen = self._popen
-        if popen is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                popen.wait(patience)
+        self._thread.join(patience)
         self._signal_group(signal.SIGKILL)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(patience)
+        self._thread.join(patience)
 
     def text(self, since_start: bool = False) -> str:
         """What it has said so far, or since its last start."""
@@ -146,7 +144,11 @@ class Supervised:
         failures = 0
         while self._popen is not None:
             begun = time.monotonic()
-            code = self._popen.wait()
+            self._await_end(self._popen)
+            # What it has left behind; with its number still taken, it cannot be anybody else.
+            self._signal_group(signal.SIGKILL if self._stop.is_set() else signal.SIGTERM)
+            with self._lock:
+                code = self._popen.wait()
             if self._stop.is_set():
                 return
             if time.monotonic() - begun >= self.back_off.healthy:
@@ -154,17 +156,22 @@ class Supervised:
             wait = self.back_off.after(failures)
             failures += 1
             log.warning("%s ended with code %s; again in %.0f s", self.name, code, wait)
-            self._signal_group(signal.SIGTERM)  # what it has left behind
             self.changed()
             if self._stop.wait(wait):
                 return
             self._spawn()
 
+    def _await_end(self, popen: "subprocess.Popen[bytes]") -> None:
+        """Until it has ended; it stays a zombie, so that its number is not given to another."""
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+            return
+        while self._process is not None and self._process.is_alive():
+            time.sleep(0.1)
+
     def _signal_group(self, number: int) -> None:
-        """To the process and to its children, even if it is gone itself."""
+        """To the process and its children, unless it has been waited for."""
         with self._lock:
-            if self._popen is None:
-                return
-            # A group outlives its leader, and while it does nobody else gets its number.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._popen.pid, number)
+            if self._popen is not None and self._popen.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._popen.pid, number)

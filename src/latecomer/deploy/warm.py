@@ -179,7 +179,10 @@ class Executor:
                 return newer
             message, context, run, archive = given
             if self.app is None:
-                self.app, self.fab = load(run, archive), fab
+                self.fab = (
+                    fab  # even if it fails: a mended app must not meet the modules of this one
+                )
+                self.app = load(run, archive)
             reply = self.app(message=message, context=context)
             status, details = "completed", ""
         except (Exception, SystemExit) as error:  # a client that calls exit() must not end ours
