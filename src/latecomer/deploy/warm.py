@@ -179,9 +179,8 @@ class Executor:
                 return newer
             message, context, run, archive = given
             if self.app is None:
-                self.fab = (
-                    fab  # even if it fails: a mended app must not meet the modules of this one
-                )
+                # Even if it fails: a mended app must not meet the modules of this one.
+                self.fab = fab
                 self.app = load(run, archive)
             reply = self.app(message=message, context=context)
             status, details = "completed", ""

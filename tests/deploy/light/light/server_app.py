@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     network, seed = model(int(config["hidden"])), int(config["seed"])
     folder = Path(str(config["folder"]))
-    spec = TrainSpec(local_epochs=1, batch_size=8, lr=0.1)
+    spec = TrainSpec(local_epochs=1, batch_size=8, lr=0.01)
     checks = Checks(most_examples=int(config["most-examples"]))
     server = Server(network.init(seed), build_strategy("fedasync", {}), spec, checks, seed=seed)
     post = GridPost(grid)
