@@ -21,10 +21,14 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.branches import PATIENCE, TRIAL, Branches, Cluster
+from latecomer.strategies.branches import PATIENCE, TRIAL, Branches
+from latecomer.strategies.members import Cluster
+from latecomer.strategies.pairing import Pairing
 from toy import SIZE, toy_server
 
 TWO = {"soft_0": 0.5, "soft_1": 0.5}  # of two classes, so that the loss of chance is log 2
+
+MERGED = {"lineage": "cluster-1", "into": MAIN}
 
 
 def full(value):
@@ -482,7 +486,7 @@ def test_a_founder_who_stays_alone_goes_back():
     assert not party.lines("merge")
     founder_uploads(party, 1)
     refined(party, dict.fromkeys(range(4), 0.1))
-    assert party.lines("merge") == [{"lineage": "cluster-1", "into": MAIN}]
+    assert party.lines("merge") == [{**MERGED, "reason": "nobody joined its founder"}]
     assert party.home(4) == MAIN
     assert party.at(MAIN) == 0.0  # its model goes with it
     assert "cluster-1" not in party.branches._clusters
@@ -506,7 +510,7 @@ def test_a_cluster_that_everybody_has_left_is_closed():
     party.answer(1, 0.0, 0.1)
     assert party.home(1) == MAIN
     party.round(dict.fromkeys(range(3), 0.1))
-    assert party.lines("merge") == [{"lineage": "cluster-1", "into": MAIN}]
+    assert party.lines("merge") == [{**MERGED, "reason": "nobody is left"}]
     assert party.server.store.lineages == (MAIN,)
 
 
@@ -557,7 +561,7 @@ def test_two_clusters_that_are_alike_become_one_by_algorithm_1():
     party.answer(1, 8.0, 0.1, **TWO)
     assert not party.lines("merge")
     party.answer(0, [1.0, 2.0, 0.0, 0.0, -1.0, 0.0], 0.1, **TWO)
-    assert party.lines("merge") == [{"lineage": "cluster-1", "into": MAIN}]
+    assert party.lines("merge") == [{**MERGED, "reason": "the two closest"}]
     # The upload is merged first, one commit late: then (8 - head) * delta, in units of its maximum.
     a = 0.6 / math.sqrt(2)
     head = [a, 2 * a, 0.0, 0.0, -a, 0.0]
@@ -650,7 +654,8 @@ def test_one_liar_cannot_speak_for_a_cluster():
         party.answer(device, 8.0, 0.1, **TWO)
         party.branches._members[device].fits = {"cluster-1": 0.0, MAIN: 50.0}
     party.branches._members[3].fits = {"cluster-1": 1e300, MAIN: 0.0}
-    lost = party.branches._extra_loss("cluster-1", MAIN, {"cluster-1": [1, 2, 3]})
+    pairing = Pairing(party.branches._members, {"cluster-1": [1, 2, 3]}, party.server)
+    lost = pairing.extra_loss("cluster-1", MAIN)
     assert lost == pytest.approx((4 + 4 - 4) / 3)
 
 

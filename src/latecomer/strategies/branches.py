@@ -6,9 +6,8 @@ the one with the least loss, and a new cluster begins with the model of its foun
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -18,11 +17,12 @@ from torch import Tensor
 from latecomer.core.messages import MAIN, Contribution, TrainSpec
 from latecomer.core.strategy import Absorb, Assignment, ServerView
 from latecomer.core.submodel import covered, take
+from latecomer.strategies.members import Cluster, Homes, Member, finite, is_distribution, numbers
+from latecomer.strategies.pairing import Pairing
 from latecomer.strategies.quota import quota
-from latecomer.strategies.uniting import symmetric_kl, united
+from latecomer.strategies.uniting import united
 
 Judge = Literal["feedback", "error"]
-Homes = Mapping[str, Sequence[int]]  # lineage -> the devices that use it
 
 WORST = 0.2  # the share of a cluster that may be called badly served
 SMALLEST = 4  # members: with fewer a cluster is not divided
@@ -30,42 +30,9 @@ PATIENCE = 2  # refinements without a better judgement before a cluster is given
 BETTER = 0.9  # of the best judgement so far: what counts as better
 LONGEST_REST = 64  # refinements
 TRIAL = 4  # uploads after which a founder must have found company
-ALIKE = 0.25  # of the loss of mere chance: two models that differ by less are called alike
-WORTHLESS = 4.0  # times the loss of mere chance: none counts for more, or one could speak for all
 ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
 LASTING = 3  # judgements in a row that must be bad
 WORSE = 1.5  # times the best judgement so far: the world has changed, and is learnt anew
-
-
-@dataclass(slots=True)
-class Member:
-    """What is known of a device: its last judgement and mean soft label, and its uploads."""
-
-    judgement: float = math.nan
-    soft: Tensor | None = None
-    uploads: int = 0
-    asked: int = 0  # the upload at which it was last asked where it belongs
-    question: int = -1  # the task it was asked with
-    offered: tuple[str, ...] = ()  # what it has to choose from
-    answers: bool = True  # whether it tells its loss when it is asked; a private one does not
-    fits: dict[str, float] = field(default_factory=dict)  # its loss on each of them
-    recent: list[float] = field(default_factory=list)  # its last judgements
-
-
-@dataclass(slots=True)
-class Cluster:
-    """What is known of a lineage."""
-
-    merges: int = 0  # since it was last refined
-    best: float = math.inf  # the lowest median judgement so far
-    stuck: int = 0  # refinements since
-    resting: int = 0  # refinements before it may be divided
-    rest: int = 1  # how long the next rest is
-    founder: int = -1  # who began it
-    founded: int = 0  # and after how many uploads
-    parent: str = MAIN
-    fresh: bool = False  # only the output layer is trained
-    open: bool = True  # whether others are asked to join it
 
 
 class Branches:
@@ -135,7 +102,7 @@ class Branches:
         if self.turns:
             member.judgement = self._lasting(member, contribution)
         soft = [metrics[f"soft_{j}"] for j in range(len(metrics)) if f"soft_{j}" in metrics]
-        member.soft = torch.tensor(soft, dtype=torch.float64) if _is_distribution(soft) else None
+        member.soft = torch.tensor(soft, dtype=torch.float64) if is_distribution(soft) else None
         if contribution.task.id == member.question:
             losses = ((name, metrics.get(f"loss_{i}")) for i, name in enumerate(member.offered))
             member.fits = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
@@ -249,7 +216,9 @@ class Branches:
                 present = [d for d in here.get(name, []) if _is_present(d, view)]
                 self._divide(name, self._clusters[name], present, len(here))
         if self._uniting is None:
-            self._uniting = self._to_unite(here, view)
+            open_ones = [n for n in view.store.lineages if n in here and self._clusters[n].open]
+            pairing = Pairing(self._members, here, view)
+            self._uniting = pairing.to_unite(open_ones, self.most, self.need)
 
     def _is_due(self, name: str, view: ServerView) -> bool:
         merges = self._clusters[name].merges
@@ -314,67 +283,6 @@ class Branches:
 
     # Refinement: merging.
 
-    def _to_unite(self, here: Homes, view: ServerView) -> tuple[str, str] | None:
-        """The closest pair, the larger cluster first, if it is alike or there are too many."""
-        names = [n for n in view.store.lineages if n in here and self._clusters[n].open]
-        names.sort(key=lambda name: -len(here[name]))
-        pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-        if not pairs:
-            return None
-        larger, smaller = min(pairs, key=lambda pair: self._apart(pair[0], pair[1], here, view))
-        # What the few would lose counts: the many have made their model better than the few could.
-        lost = self._extra_loss(smaller, larger, here)
-        alike = lost is not None and lost < ALIKE and self._serves(here[larger])
-        return (larger, smaller) if alike or len(names) > self.most else None
-
-    def _apart(
-        self, larger: str, smaller: str, here: Homes, view: ServerView
-    ) -> tuple[float, float]:
-        """By what the smaller one's members would lose; where nobody knows, by KL of soft labels.
-
-        The last resort is the distance of the models.
-        """
-        lost = self._extra_loss(smaller, larger, here)
-        if lost is not None:
-            return lost, 0.0
-        one, two = (self._mean_soft(here[name]) for name in (larger, smaller))
-        if one is not None and two is not None:
-            return math.inf, symmetric_kl(one, two)
-        first, second = view.store.head_params(larger), view.store.head_params(smaller)
-        return math.inf, 1e9 + torch.dist(first, second, p=1).item()
-
-    def _extra_loss(self, home: str, other: str, here: Homes) -> float | None:
-        """How much worse off the devices of `home` would be elsewhere; 1 is the loss of chance."""
-        known = [self._members[device] for device in here[home]]
-        most = WORTHLESS * self._chance
-        extra = [
-            min(m.fits[other], most) - min(m.fits[home], most)
-            for m in known
-            if {home, other} <= m.fits.keys()
-        ]
-        return sum(extra) / len(extra) / self._chance if extra else None
-
-    def _serves(self, devices: Sequence[int]) -> bool:
-        """Whether a cluster is good to most of its members."""
-        known = [j for d in devices if (j := self._members[d].judgement) >= 0]
-        return bool(known) and median(known) < self.need
-
-    @property
-    def _classes(self) -> int:
-        """What most devices take for the number of classes; 0 if none has told."""
-        told = Counter(len(m.soft) for m in self._members.values() if m.soft is not None)
-        return told.most_common(1)[0][0] if told else 0
-
-    @property
-    def _chance(self) -> float:
-        """The loss of one who knows nothing."""
-        return math.log(self._classes or math.e)
-
-    def _mean_soft(self, devices: Sequence[int]) -> Tensor | None:
-        classes, all_told = self._classes, (self._members[d].soft for d in devices)
-        known = [soft for soft in all_told if soft is not None and len(soft) == classes]
-        return torch.stack(known).mean(0) if known else None
-
     def _united(self, view: ServerView) -> Iterable[Absorb]:
         """Algorithm 1, once a device has told where its data lead the main model."""
         if self._uniting is None or self._direction is None:
@@ -383,7 +291,7 @@ class Branches:
         self._uniting = self._direction = None
         if main in view.store and auxiliary in view.store:
             ours, theirs = view.store.head_params(main), view.store.head_params(auxiliary)
-            yield Absorb(main, auxiliary, united(ours, theirs, direction), "they are alike")
+            yield Absorb(main, auxiliary, united(ours, theirs, direction), "the two closest")
 
     # Lineages come and go.
 
@@ -398,8 +306,8 @@ class Branches:
             self._uniting = self._direction = None
 
     def state(self) -> dict[str, Any]:
-        members = {d: _finite(astuple(m)) for d, m in self._members.items()}
-        clusters = {name: _finite(astuple(c)) for name, c in self._clusters.items()}
+        members = {d: finite(astuple(m)) for d, m in self._members.items()}
+        clusters = {name: finite(astuple(c)) for name, c in self._clusters.items()}
         return {
             "named": self._named,
             "members": members,
@@ -407,16 +315,16 @@ class Branches:
             "founders": dict(self._founders),
             "uniting": self._uniting,
             "direction": self._direction,
-            "usual": _finite([self._usual])[0],
+            "usual": finite([self._usual])[0],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._named = state["named"]
-        self._members = {d: Member(*_numbers(f)) for d, f in state["members"].items()}
-        self._clusters = {n: Cluster(*_numbers(f)) for n, f in state["clusters"].items()}
+        self._members = {d: Member(*numbers(f)) for d, f in state["members"].items()}
+        self._clusters = {n: Cluster(*numbers(f)) for n, f in state["clusters"].items()}
         self._founders = dict(state["founders"])
         self._uniting, self._direction = state["uniting"], state["direction"]
-        self._usual = _numbers([state["usual"]])[0]
+        self._usual = numbers([state["usual"]])[0]
 
 
 class FromBranches:
@@ -443,16 +351,3 @@ def _whole_delta(contribution: Contribution, view: ServerView) -> Tensor:
 
 def _is_present(device: int, view: ServerView) -> bool:
     return device in view.working or device in view.idle
-
-
-def _is_distribution(values: Sequence[float]) -> bool:
-    return len(values) > 1 and min(values) >= 0 and abs(sum(values) - 1) < 1e-3
-
-
-def _finite(values: Sequence[Any]) -> list[Any]:
-    """The same with words for numbers that JSON cannot say."""
-    return [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
-
-
-def _numbers(values: Sequence[Any]) -> list[Any]:
-    return [float(v) if v in ("nan", "inf", "-inf") else v for v in values]
