@@ -49,9 +49,15 @@ class LightNode:
         self.agent = Agent(
             name, flat_model("mlp", (8,), 2, (hidden,)), lambda: (x, y), folder / name
         )
-        self.errors = 0
 
     def run(self) -> None:
+        """A SuperNode ends when the SuperLink answers with an error; its supervisor starts it."""
+        while True:
+            self._live()
+            print(f"{self.agent.name}: starts again", flush=True)
+            time.sleep(IDLE)
+
+    def _live(self) -> None:
         with http_request_response(self.address, True) as connection:
             _, receive, send, _, _, pull, push, confirm = connection
             while True:
