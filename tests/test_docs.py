@@ -6,6 +6,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from latecomer import cli
 from latecomer.strategies import recipe as registry
 from latecomer.strategies.recipe import find_recipe, recipes, resolve_options
 from latecomer.study.compare import cells
-from latecomer.study.config import parse, quickstart, read_toml, with_settings
+from latecomer.study.config import Config, parse, quickstart, read_toml, with_settings
 from latecomer.study.experiment import Experiment
 
 # Blocks with `<!-- not run: reason -->` before them. There is a better way than a larger number.
@@ -32,6 +33,7 @@ ADDED = "docs/adding-a-paper.md"
 # Tables at the top of TOML that is no config of ours: pyproject, and Flower's own.
 OTHER_TOML = {"superlink", "project", "tool", "build-system"}
 MOST_OTHER_TOML = 3
+FILES = {"csv", "json", "jsonl", "md", "py", "safetensors", "toml"}  # endings of what is no key
 # Programs beside ours whose lines are taken as they are.
 OTHERS = {"pip", "export", "tensorboard", "mlflow", "flwr", "git", "cd"}
 # Pages that may be linked to before they are there.
@@ -224,6 +226,36 @@ def test_commands_are_understood(page):
                 check_line(words, page)
             except (Exception, SystemExit) as error:
                 pytest.fail(f"{block}: {shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if name(each) not in DEPLOYED], ids=name)
+def test_commands_named_in_the_text_exist(page):
+    for span in re.findall(r"`latecomer ([^`]+)`", prose(page)):
+        command, words = typer.main.get_command(cli.app), span.replace("[", " ").split()
+        while hasattr(command, "commands") and words and words[0].isalpha():
+            assert words[0] in command.commands, f"{name(page)}: latecomer {span}"
+            command, words = command.commands[words[0]], words[1:]
+        known = {option for each in command.params for option in each.opts}
+        used = {word.strip("].,") for word in words if word.startswith("--")}
+        assert used <= known | {"--version"}, f"{name(page)}: latecomer {span}"
+
+
+@by_page
+def test_keys_named_in_the_text_exist(page):
+    """`table.key` in code font is a key of the config, an option, or a name of the package."""
+    options = {each for found in recipes().values() for each in signature(found.build).parameters}
+    for span in re.findall(r"`((?:[a-z_]+\.)+[a-z_]+)(?: = [^`]*)?`", prose(page)):
+        table, *keys = span.split(".")
+        if table not in Config.model_fields or keys[-1] in FILES:
+            continue
+        if table == "strategy" and keys[0] in {"name", *options}:
+            continue
+        found, here = Config.model_fields[table].annotation, True
+        for key in keys:
+            here = key in getattr(found, "model_fields", {})
+            found = found.model_fields[key].annotation if here else None
+        file = ROOT / "src/latecomer" / table / f"{keys[0]}.py"
+        assert here or file.is_file(), f"{name(page)}: {span}"
 
 
 # Running
