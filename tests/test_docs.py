@@ -68,6 +68,14 @@ def test_what_the_program_points_at_is_there():
     assert seen > 40
 
 
+def test_the_tests_that_pages_name_are_there():
+    written = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    there = set(re.findall(r"^ *def (test_\w+)", written, re.M))
+    for page in PAGES:
+        named = set(re.findall(r"`(test_\w+)`", prose(page)))
+        assert named <= there, f"{name(page)}: {named - there}"
+
+
 def test_every_page_can_be_reached_from_the_first():
     reached, ahead = set(), [ROOT / "docs/README.md"]
     while ahead:
