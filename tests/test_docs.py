@@ -23,8 +23,10 @@ from latecomer.study.experiment import Experiment
 
 # Blocks with `<!-- not run: reason -->` before them. There is a better way than a larger number.
 MOST_EXEMPT = 2
-# Pages whose commands are all run, from top to bottom; elsewhere only `list` and `check` are.
+# Pages whose commands are all run, from top to bottom; elsewhere `list` and `check` are, and what
+# uses the page's own files.
 WHOLE = {"docs/quickstart.md", "docs/data.md", "docs/fleets.md", "docs/api.md"}
+MODULE = re.compile(r"^(strategy|model)\.name=|:\w+$")  # strategy.name=MODULE:callable
 FEW = 60  # updates of a run there
 # Of these pages Python is compiled and commands are parsed: they need a federation of real nodes.
 DEPLOYED = {"docs/deploy.md", "docs/reliability.md"}
@@ -288,12 +290,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def shortened(words: list[str]) -> list[str]:
-    """The same with one seed and few updates, if it is about to train."""
+    """The same with one seed, one job and few updates, if it is about to train."""
     if words[1] not in {"run", "compare"} or "--resume" in words:
         return words
-    seeds = {words.index("--seeds") + 1} if "--seeds" in words else set()
-    one = [word.split(",")[0] if i in seeds else word for i, word in enumerate(words)]
-    return [*one, "--set", f"stop.updates={FEW}"]
+    single = ["--seeds", "1", "--jobs", "1"] if words[1] == "compare" else []
+    return [*words, *single, "--set", f"stop.updates={FEW}"]
 
 
 def run(words: list[str], monkeypatch) -> None:
@@ -306,7 +307,10 @@ def run(words: list[str], monkeypatch) -> None:
 def is_run(words: list[str], page: Path) -> bool:
     if not is_ours(words) or name(page) in DEPLOYED:
         return False
-    return name(page) in WHOLE or words[1] in {"list", "check"}
+    made = files_of(page)
+    uses = any(word in made or f"{MODULE.sub('', word)}.py" in made for word in words)
+    trains = words[1] in {"run", "compare", "advise"}
+    return name(page) in WHOLE or words[1] in {"list", "check"} or (trains and uses)
 
 
 RUN = [page for page in PAGES if blocks(page, "python", "sh") and name(page) != ADDED]
