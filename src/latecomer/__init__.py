@@ -9,29 +9,53 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "BadInput": "latecomer.errors",
-    "RunFailed": "latecomer.errors",
-    "Strategy": "latecomer.core.strategy",
-    "Server": "latecomer.core.server",
-    "recipe": "latecomer.strategies.recipe",
-    "recipes": "latecomer.strategies.recipe",
-    "build_strategy": "latecomer.strategies.recipe",
+    # experiments
     "run": "latecomer.study.api",
     "compare": "latecomer.study.api",
+    "advise": "latecomer.study.api",
     "load": "latecomer.study.results",
+    "Result": "latecomer.study.results",
+    "Comparison": "latecomer.study.results",
+    # strategies
+    "Strategy": "latecomer.core.strategy",
+    "build_strategy": "latecomer.strategies.recipe",
+    "recipe": "latecomer.strategies.recipe",
+    "recipes": "latecomer.strategies.recipe",
+    # a server of your own, and the two sides of a Flower app
+    "Server": "latecomer.core.server",
+    "TrainSpec": "latecomer.core.messages",
+    "FlatModel": "latecomer.device.flat",
+    "Networks": "latecomer.device.networks",
+    "Bounds": "latecomer.engines.virtual",
+    "GridPost": "latecomer.engines.flower",
+    "serve": "latecomer.study.deployed",
+    "client_app": "latecomer.engines.flower_client",
+    # what can go wrong
+    "BadInput": "latecomer.errors",
+    "RunFailed": "latecomer.errors",
 }
 
 __all__ = [
     "BadInput",
+    "Bounds",
+    "Comparison",
+    "FlatModel",
+    "GridPost",
+    "Networks",
+    "Result",
     "RunFailed",
     "Server",
     "Strategy",
+    "TrainSpec",
+    "advise",
     "build_strategy",
+    "client_app",
     "compare",
     "load",
     "recipe",
     "recipes",
     "run",
+    "serve",
 ]
 
 
@@ -46,9 +70,16 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from latecomer.core.messages import TrainSpec
     from latecomer.core.server import Server
     from latecomer.core.strategy import Strategy
+    from latecomer.device.flat import FlatModel
+    from latecomer.device.networks import Networks
+    from latecomer.engines.flower import GridPost
+    from latecomer.engines.flower_client import client_app
+    from latecomer.engines.virtual import Bounds
     from latecomer.errors import BadInput, RunFailed
     from latecomer.strategies.recipe import build_strategy, recipe, recipes
-    from latecomer.study.api import compare, run
-    from latecomer.study.results import load
+    from latecomer.study.api import advise, compare, run
+    from latecomer.study.deployed import serve
+    from latecomer.study.results import Comparison, Result, load

@@ -1,4 +1,4 @@
-"""The library's front door: a run or a comparison from Python."""
+"""The library's front door: a run, a comparison or advice from Python."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any
 
 from latecomer.core.strategy import Strategy
 from latecomer.strategies.directed import Director
+from latecomer.study.advice.advice import Advice
+from latecomer.study.advice.advice import advise as advise_on
+from latecomer.study.advice.subject import scenario, subject
 from latecomer.study.compare import compare as compare_all
 from latecomer.study.config import Tree, parse, quickstart, read_toml
 from latecomer.study.results import Comparison, Result
@@ -39,6 +42,17 @@ def compare(
     """Run the same scenario under several strategies and seeds, in a new folder `out`."""
     compare_all(_tree(config), strategies, seeds, Path(out), jobs)
     return Comparison(Path(out))
+
+
+def advise(what: ConfigLike = None) -> Advice:
+    """What dominates in a scenario or a finished run, and which strategies to try.
+
+    `what` is a config as for `run`, or the folder of a run or comparison. `findings` come with the
+    first dominating; each of `suggestions` has a `table` to take as the config's `strategy`.
+    """
+    if isinstance(what, Mapping):
+        return advise_on(scenario(what, "config", "latecomer run CONFIG.toml"))
+    return advise_on(subject(None if what is None else Path(what)))
 
 
 def _tree(config: ConfigLike) -> Tree:

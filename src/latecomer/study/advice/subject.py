@@ -30,16 +30,19 @@ class Subject:
 def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
     """From a TOML file, from the folder of a run or comparison, or (None) from the quickstart."""
     if path is None:
-        return _scenario(quickstart(), "quickstart", "latecomer run", settings)
+        return scenario(quickstart(), "quickstart", "latecomer run", settings)
     if path.is_dir():
         return _folder(path, settings)
     if not path.exists():
         near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise BadInput(f"{path}: no such config file or folder{did_you_mean(path.name, near)}")
-    return _scenario(read_toml(path), str(path), f"latecomer run {path}", settings)
+    return scenario(read_toml(path), str(path), f"latecomer run {path}", settings)
 
 
-def _scenario(tree: Tree, where: str, command: str, settings: Sequence[str]) -> Subject:
+def scenario(
+    tree: Mapping[str, Any], where: str, command: str, settings: Sequence[str] = ()
+) -> Subject:
+    """From a config; `command` is what a user types to run it."""
     tree = with_settings(tree, settings)
     facts, notes = _facts(tree, where)
     return Subject(tree, typed(command, settings), facts, notes)
