@@ -54,15 +54,12 @@ BASELINES = (
 LEADERS = (
     "fedavg",
     "semi-async",
-    "first-order",
     "feddc",
-    "fedsea",
     "fedasync",
     "fedbuff",
     "feddc-fedbuff",
     "ca2fl",
     "fadas",
-    "aso-fed",
     "echopfl",
 )
 OFF: dict[str, dict[str, Any]] = {
