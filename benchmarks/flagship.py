@@ -111,7 +111,7 @@ class Scenario:
                 return {}
 
 
-LATE_DIGITS = Scenario("flagship/digits.toml", (0.1, 0.3), 100, 0.85, BASELINES)
+LATE_DIGITS = Scenario("flagship/digits.toml", (0.1, 0.25), 100, 0.85, BASELINES)
 NO_TROUBLE = {
     "data.drift.kind": "none",
     "fleet.late.delay": 0,
@@ -143,7 +143,7 @@ SCENARIOS = {
         settings={
             **NO_TROUBLE,
             "data.drift.kind": "shift",
-            "data.drift.begin": 40,
+            "data.drift.begin": 30,
             "data.partition": "iid",
             "fleet.devices": 40,
         },

@@ -25,6 +25,7 @@ UNUSUAL = 2.0  # times the usual staleness: who is later is repaired
 TURNS = 3.0  # uploads of each member between two looks at a cluster
 LISTEN = 3  # tasks of a device between two judgements
 FEWEST = 20  # uploads between two looks, in small clusters
+NEED = 0.4  # share of a device's own examples: who has more of them wrong is badly served
 
 
 @recipe(
@@ -77,7 +78,7 @@ def _repairs(
 
 
 def _branches(most: int) -> Branches:
-    return Branches(1, most, FEWEST, partial=False, turns=TURNS, listen=LISTEN)
+    return Branches(1, most, FEWEST, need=NEED, partial=False, turns=TURNS, listen=LISTEN)
 
 
 def _turn(share: float) -> int:
