@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The tests that fit a coffee break; `make test-all` runs the slow ones too.
 TESTS ?= -m "not slow"
+# Files side by side; 0 runs one after another, which tests with real processes want.
+WORKERS ?= auto
 
 .PHONY: install run test test-all lint format types bench clean
 
@@ -23,7 +25,7 @@ run: install
 	$(BIN)/latecomer run
 
 test: install
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(TESTS)
 
 test-all: install
 	$(BIN)/python -m pytest

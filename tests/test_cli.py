@@ -21,6 +21,8 @@ devices = 10
 hidden = [8]
 [training]
 local_epochs = 1
+[strategy]
+name = "fedasync"
 [stop]
 updates = 20
 """
