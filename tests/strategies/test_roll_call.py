@@ -21,8 +21,8 @@ def answer(task, *delta, examples=1):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), examples))
 
 
-def begun(devices, share=1.0, step=1.0, clip=0.0):
-    strategy = Strategy(weigh=by_examples(), merge=RollCall(share, step, clip))
+def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0):
+    strategy = Strategy(weigh=by_examples(), merge=RollCall(share, step, clip, fade))
     server = Server(torch.zeros(1), strategy, TrainSpec())
     return server, *sends(server.handle(*map(Joined, range(devices))))
 
@@ -116,3 +116,14 @@ def test_a_lost_device_does_not_hold_the_others_up():
     server.handle(Failed(three.id, "lost"))
     commands = server.handle(answer(one, 2.0), answer(two, 4.0))
     assert [c for c in commands if isinstance(c, Note) and c.kind == "commit"]
+
+
+def test_what_was_heard_long_ago_counts_less():
+    """A turn is two commits, so that after four the word of the other is two turns old."""
+    server, one, two = begun(2, share=0.5, fade=1.0)
+    sends(server.handle(answer(two, 4.0)))  # 0.5 * 4
+    for _ in range(4):
+        (one,) = sends(server.handle(answer(one, 0.0)))
+    ages = [1, 1, 3 / 2, 2]  # a half, 1, 1.5 and 2 turns: up to one it counts in full
+    expected = 2.0 + sum(0.5 * (4 / age) / (1 / age + 1) for age in ages)
+    assert head(server) == pytest.approx([expected])

@@ -38,6 +38,7 @@ def latecomer(
     wait: bool = False,
     step: Positive = 2.0,
     clip: NotNegative = 2.0,
+    fade: NotNegative = 0.5,
     repair: bool = True,
     stand_in: bool = True,
     clusters: Count = 4,
@@ -51,7 +52,7 @@ def latecomer(
     weigh = by_examples()
     repairs = _repairs(wait, samples, iterations, server_gflops, save_estimates) if repair else None
     stand_ins = StandIns(repairs, weigh) if repairs and stand_in else None
-    merge: Merge = RollCall(share, step, clip, stand_ins)
+    merge: Merge = RollCall(share, step, clip, fade, stand_ins)
     branches = _branches(clusters) if clusters > 1 else None
     return Strategy(
         name="latecomer",

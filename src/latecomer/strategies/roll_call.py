@@ -7,7 +7,7 @@ follows every few arrivals instead of every round, and what is known to be outda
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -47,15 +47,21 @@ class RollCall:
     """Merge: when `share` of the members have arrived there is a commit, in which all have a word.
 
     The step is the weighted mean of the last words of all members, times `step` for a whole turn
-    of them. A word of more than `clip` times the usual size is shortened to that (0: never).
+    of them. A word of more than `clip` times the usual size is shortened to that (0: never). What
+    was heard longer ago than a turn counts less, (turns)^-`fade`.
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
 
     def __init__(
-        self, share: float, step: float, clip: float, stand_ins: StandIns | None = None
+        self,
+        share: float,
+        step: float,
+        clip: float,
+        fade: float = 0.0,
+        stand_ins: StandIns | None = None,
     ) -> None:
-        self.share, self.step, self.clip = share, step, clip
+        self.share, self.step, self.clip, self.fade = share, step, clip, fade
         self.stand_ins = stand_ins
         self._words: dict[str, dict[int, Word]] = {}
         self._arrived: dict[str, list[int]] = {}
@@ -76,11 +82,18 @@ class RollCall:
         self._forget(words, turn, view)
         others = self._renew(lineage, turn, view)
         step = min(1.0, self.step * len({*arrived}) / members)
-        params = called(view.store.head_params(lineage), list(words.values()), step, self.clip)
+        faded = [self._faded(word, turn, view) for word in words.values()]
+        params = called(view.store.head_params(lineage), faded, step, self.clip)
         return Commit(lineage, params, len(arrived), others)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
+
+    def _faded(self, word: Word, turn: float, view: ServerView) -> Word:
+        turns = (view.store.commits - word.heard) / turn
+        if not self.fade or turns <= 1.0:
+            return word
+        return replace(word, weight=word.weight * turns**-self.fade)
 
     def _members(self, lineage: str, view: ServerView) -> int:
         """How many may speak: those who are there, and those who have."""
