@@ -97,6 +97,8 @@ class FakePost:
     A node handles one message at a time, and never another if it does not answer one.
     """
 
+    serial = True
+
     def __init__(self, fleet: Fleet, nodes: dict[int, Answer]) -> None:
         self.fleet, self.answers = fleet, dict(nodes)
         self.time = 0.0

@@ -1,18 +1,21 @@
 """Parts of different papers combine: every pair runs, conforms and resumes."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 import torch
 
-from fake_grid import ToyFederation
+from fake_grid import ToyFederation, ToyNode
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
+from latecomer.strategies import branches
+from latecomer.strategies import latecomer as flagship
 from latecomer.study.config import parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.runner import Silent, resume_run, start_run
 from test_conformance import changing_run
-from toy import ToyRun, toy_fleet, toy_server
+from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
 
 PACES = {
     "gather": {"share": 0.4},
@@ -30,23 +33,58 @@ SLOTS = {
 slots = pytest.mark.parametrize("options", SLOTS.values(), ids=SLOTS)
 
 
+class Judging(ToyTrainer):
+    """Devices 3 and 4 are wronged by every model that has not gone all the way to them."""
+
+    def update(self, task, rebases=()):
+        update = super().update(task, rebases)
+        if not task.spec.feedback:
+            return update
+        far = task.device > 2 and abs(task.params.mean().item() - task.device) > 0.5
+        losses = {f"loss_{i}": float(far) for i in range(1 + len(task.offers))}
+        return replace(update, metrics={"error": 0.9 if far else 0.1, **losses})
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Clusters within a few dozen updates."""
+    for name, value in (("FEWEST", 4), ("TURNS", 1.0), ("LISTEN", 2)):
+        monkeypatch.setattr(flagship, name, value)
+    for name, value in (("LASTING", 1), ("PATIENCE", 1)):
+        monkeypatch.setattr(branches, name, value)
+
+
+def virtual_run(options, fleet=None):
+    return ToyRun(toy_server("latecomer", options), fleet or toy_fleet(), trainer=Judging())
+
+
+def deployed_run(options):
+    nodes = {i: ToyNode(f"toy-{i}", trainer=Judging()) for i in range(5)}
+    return ToyFederation("latecomer", nodes=nodes, options=options)
+
+
 @slots
 def test_both_engines_give_the_same_models(options):
-    virtual = ToyRun(toy_server("latecomer", options), toy_fleet())
+    virtual, real = virtual_run(options), deployed_run(options)
     virtual.until(60)
-    real = ToyFederation("latecomer", options=options)
     real.until(60)
     assert real.heads() == virtual.heads()
 
 
 @slots
+def test_clusters_come_if_they_may(options):
+    run = virtual_run(options)
+    run.until(100)
+    assert bool(run.lines("split")) is (options["clusters"] > 1)
+
+
+@slots
 def test_it_resumes_where_it_was(options):
-    whole = ToyRun(toy_server("latecomer", options), toy_fleet())
+    whole, first = virtual_run(options), virtual_run(options)
     whole.until(23)
     whole.until(60)
-    first = ToyRun(toy_server("latecomer", options), toy_fleet())
     first.until(23)
-    second = first.carried_over(ToyRun(toy_server("latecomer", options), toy_fleet()))
+    second = first.carried_over(virtual_run(options))
     second.until(60)
     assert first.log + second.log == whole.log
     assert second.heads() == whole.heads()
@@ -64,7 +102,7 @@ def test_sub_models_come_and_go(options):
 @slots
 def test_lost_devices_are_tolerated(options):
     fleet = toy_fleet(5, crash=0.2, restart_seconds=3, detect_seconds=1)
-    run = ToyRun(toy_server("latecomer", options), fleet)
+    run = virtual_run(options, fleet)
     run.until(100)
     assert run.server.accepted == 100
 

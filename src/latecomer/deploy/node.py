@@ -10,6 +10,7 @@ from latecomer.deploy.certificates import write_secret
 from latecomer.deploy.environment import flower_command, flower_environment
 from latecomer.deploy.processes import Process
 from latecomer.deploy.supervised import BackOff, Supervised
+from latecomer.errors import BadInput
 
 # The SuperLink refuses a node that died until it has missed it for a while, up to a minute: try on.
 NODE_BACK_OFF = BackOff(first=1.0, longest=8.0, healthy=60.0)
@@ -127,6 +128,8 @@ def config_text(values: Mapping[str, Value]) -> str:
     def shown(value: Value) -> str:
         if isinstance(value, bool):
             return str(value).lower()
+        if isinstance(value, str) and ('"' in value or "\n" in value):
+            raise BadInput(f"{value!r}: a text with quotes or line breaks cannot be passed on")
         return f'"{value}"' if isinstance(value, str) else repr(value)
 
     return " ".join(f"{key}={shown(value)}" for key, value in values.items())

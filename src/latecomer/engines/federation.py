@@ -36,6 +36,7 @@ from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.engines.agenda import (
     KEPT,
+    ROUNDING,
     Again,
     Agenda,
     Forgotten,
@@ -197,9 +198,11 @@ class Federation:
     def _probe(self, message: str, flight: Flight, age: float) -> None:
         """A node that died and is back at once was never seen to go, and knows nothing of its task.
 
-        It handles one message at a time: when it answers a later one, it has none before.
+        A real one handles one message at a time: when it answers a later one, it has none before.
         """
-        if flight.task is None or flight.probed or age < self.patience.probe:
+        if not self.post.serial or flight.task is None or flight.probed:
+            return
+        if age < self.patience.probe:
             return
         if self.roster.nodes.get(flight.node) is None or self.dialect.known(flight.node):
             return
@@ -250,7 +253,7 @@ class Federation:
                 if self.roster.unknown(node):
                     self._hello(node)
             case Again(device):
-                if self.now >= self.roster.devices[device].waits_until:
+                if self.now + ROUNDING >= self.roster.devices[device].waits_until:
                     yield from self._welcome(self.roster.devices[device])
             case Told(tasks):
                 # As it is now: another broadcast may have left at the same moment.

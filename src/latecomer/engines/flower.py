@@ -101,6 +101,8 @@ class GridPost:
 
     def __init__(self, grid: "Grid", poll: float = 0.5, ttl: float = LONGEST_TTL) -> None:
         self.grid, self.poll, self.ttl = grid, poll, ttl
+        # In Flower's simulation several messages to one node are handled side by side.
+        self.serial = "InMemory" not in type(grid).__name__
         self._inbox: Queue[Delivery] = Queue()
         self._open: dict[str, threading.Event] = {}
         self._last_nodes: Collection[int] = ()

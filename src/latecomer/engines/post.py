@@ -25,8 +25,11 @@ class Delivery:
 class Post(Protocol):
     """Carries parcels to nodes and brings back replies. It has the clock, too.
 
-    Nothing here raises for what a node does or for a network that is away.
+    Nothing here raises for what a node does or for a network that is away. `serial` tells that a
+    node handles one message at a time.
     """
+
+    serial: bool
 
     def now(self) -> float:
         """Seconds since any fixed moment."""

@@ -327,19 +327,6 @@ class Branches:
         self._usual = numbers([state["usual"]])[0]
 
 
-class FromBranches:
-    """Dispatch: every waiting device gets the head of its branch at once."""
-
-    def __init__(self, branches: Branches) -> None:
-        self.branches = branches
-
-    def __call__(self, view: ServerView) -> Iterable[Assignment]:
-        return [
-            self.branches.assignment(device, view.tasks_given + place, view)
-            for place, device in enumerate(view.idle)
-        ]
-
-
 def _whole_delta(contribution: Contribution, view: ServerView) -> Tensor:
     """The delta in the coordinates of the whole model, 0 where nothing was trained."""
     if contribution.task.submodel is None:

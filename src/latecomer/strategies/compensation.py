@@ -89,6 +89,8 @@ class Compensator:
         self, contribution: Contribution, view: ServerView
     ) -> Contribution | Repaired | Later:
         network = view.network(contribution.task.submodel)
+        if network is None and contribution.task.submodel is None:
+            self._complain("the server has no network to repair updates with")
         if network is None or not self._is_invertible(cast(FlatModel, network)):
             return contribution
         if self._is_drowned(contribution):

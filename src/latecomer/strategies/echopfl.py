@@ -7,8 +7,9 @@ from annotated_types import Ge
 
 from latecomer.core.messages import Contribution, TrainSpec
 from latecomer.core.strategy import Mix, ServerView, Strategy
-from latecomer.strategies.branches import Branches, FromBranches, Judge
+from latecomer.strategies.branches import Branches, Judge
 from latecomer.strategies.broadcasting import Broadcasting, Policy
+from latecomer.strategies.dispatching import WhenReady
 from latecomer.strategies.fedasync import DecayName, staleness_decay
 from latecomer.strategies.options import Count, CountOrOff, NotNegative, Share
 from latecomer.strategies.recipe import recipe
@@ -55,7 +56,7 @@ def echopfl(
         route=branches,
         weigh=weigh,
         merge=Mix() if broadcast == "never" else Broadcasting(Mix(), broadcast, broadcast_every),
-        dispatch=FromBranches(branches),
+        dispatch=WhenReady(branches),
         prepare=ask_for_feedback,
         personal=True,
     )

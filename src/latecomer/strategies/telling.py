@@ -13,6 +13,7 @@ from latecomer.core.strategy import Absorb, Commit, Drop, Merge, ServerView, Spl
 from latecomer.strategies.fitting import Around
 
 RECENT = 40  # answers of devices that were told
+MOST_TOLD = 1000  # tasks whose answers are awaited
 USED = 0.5  # of them: with fewer that went on from what they were told, it does not pay
 
 
@@ -23,7 +24,7 @@ class Telling(Around[Merge]):
         super().__init__(inner)
         self.behind = behind
         self._lasted: dict[int, int] = {}  # device -> commits during its last task
-        self._told: set[int] = set()  # open tasks
+        self._told: dict[int, int] = {}  # task -> the models it could choose from at the start
         self._used: list[bool] = []
         self._changed: list[str] = []
         self._notes: list[Note] = []
@@ -35,10 +36,10 @@ class Telling(Around[Merge]):
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
         task, lineage = contribution.task, contribution.lineage
-        if task.id in self._told:
-            self._told.discard(task.id)
-            self._learn(contribution.update.choice > 0, view)
-        if not contribution.update.choice:
+        offers = self._told.pop(task.id, None)
+        if offers is not None:
+            self._learn(contribution.update.choice > offers, view)
+        if contribution.update.choice <= (offers or 0):
             self._lasted[task.device] = view.store.staleness(task.version, lineage)
         result = self.inner.add(contribution, view)
         if isinstance(result, Commit):
@@ -67,9 +68,11 @@ class Telling(Around[Merge]):
             tasks = [view.open_tasks[t] for t in view.working.values() if t in view.open_tasks]
             behind = [task for task in tasks if self._needs(task, lineage, view)]
             if behind:
-                self._told.update(task.id for task in behind)
+                self._told |= {task.id: len(task.offers) for task in behind}
                 yield Spread(lineage, frozenset(task.device for task in behind))
-        self._told &= view.open_tasks.keys()
+        # A repaired update comes long after its task was closed, one that is lost never does.
+        while len(self._told) > MOST_TOLD:
+            del self._told[next(iter(self._told))]
         yield from super().refine(view)
 
     def _needs(self, task: Task, lineage: str, view: ServerView) -> bool:
@@ -84,10 +87,10 @@ class Telling(Around[Merge]):
         return [*notes, *super().tell(view)]
 
     def state(self) -> dict[str, Any]:
-        own = {"told": sorted(self._told), "used": list(self._used), "on": self._on}
+        own = {"told": dict(self._told), "used": list(self._used), "on": self._on}
         return {**super().state(), **own, "lasted": dict(self._lasted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self._told, self._used = set(state["told"]), list(state["used"])
+        self._told, self._used = dict(state["told"]), list(state["used"])
         self._on, self._lasted = state["on"], dict(state["lasted"])

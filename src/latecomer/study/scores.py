@@ -3,6 +3,7 @@
 import csv
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -43,9 +44,10 @@ class Scores:
         }
         if self._table is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._table = Table(
-                self.path, list(row), _length_before(self.path, server.store.commits)
-            )
+            length = _length_before(self.path, server.store.commits)
+            self._began -= _seconds_in(self.path, length)
+            row["wall_seconds"] = round(time.monotonic() - self._began, 3)
+            self._table = Table(self.path, list(row), length)
         if server.store.commits != self._written:
             self._table.write(row)
             self._written = server.store.commits
@@ -65,3 +67,11 @@ def _length_before(path: Path, version: int) -> int:
             break
         kept += 1
     return len("".join(lines[:kept]).encode()) if kept > 1 else 0
+
+
+def _seconds_in(path: Path, length: int) -> float:
+    """When the last of the rows in so many bytes was written, counted from the first life."""
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        rows = list(csv.DictReader(path.read_bytes()[:length].decode().splitlines()))
+        return float(rows[-1]["wall_seconds"])
+    return 0.0
