@@ -483,8 +483,8 @@ def test_without_a_command_it_helps(call: Call) -> None:
 
 def test_a_run_without_out_finds_a_free_folder(call: Call, tmp_path: Path) -> None:
     first, second = (call("run", "../tiny.toml", "--quiet").out for _ in range(2))
-    assert first == "runs/digits-latecomer-1\n"
-    assert second == "runs/digits-latecomer-2\n"
+    assert first == "runs/digits-fedasync-1\n"
+    assert second == "runs/digits-fedasync-2\n"
 
 
 def test_an_interrupt_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
