@@ -69,11 +69,16 @@ def _follow(fed: LocalFederation, run: int, told: Say) -> tuple[str, Progress]:
             told(line)
             said, due = line, time.monotonic() + LINE_EVERY_SECONDS
         if progress.reason != reason:
-            told(f"lost: {progress.reason}")
+            if progress.reason:
+                told(f"lost: {progress.reason}")
             reason = progress.reason
         if status:
             return status, progress
         time.sleep(0.25)
+
+
+# How the last line of an app that has failed may begin.
+TROUBLE = ("Error", "error:", "BadInput:", "RunFailed:", "Exception:")
 
 
 def _nodes(count: int) -> str:
@@ -82,7 +87,7 @@ def _nodes(count: int) -> str:
 
 def _why(fed: LocalFederation, status: str) -> str:
     """How a run has failed, with the last thing that its app said of it."""
-    said = [line.strip() for line in fed.log().splitlines() if "Error" in line or "error:" in line]
+    said = [line.strip() for line in fed.log().splitlines() if any(w in line for w in TROUBLE)]
     how = status.removeprefix("finished:")
     return f"the run has ended as {how}" + (f": {said[-1]}" if said else "")
 

@@ -185,7 +185,11 @@ def repairs(summary: Mapping[str, Any]) -> str:
     found = summary["compensation"]
     if found is None:
         return "-"
-    ended = "" if found["switched_at"] is None else f", switched off at {found['switched_at']:,}"
+    ended = (
+        ""
+        if found["switched_at"] is None
+        else f", switched off at version {found['switched_at']:,}"
+    )
     return f"{found['count']:,} in {span(found['seconds'])} of the server{ended}"
 
 

@@ -32,7 +32,10 @@ def runs_in(root: Path) -> dict[str, Path]:
 
 def is_run(folder: Path) -> bool:
     """A simulated run has a config from its first moment, a deployed one a log."""
-    return (folder / "config.toml").is_file() or is_deployed(folder)
+    if is_deployed(folder):
+        return True
+    # Flower's own settings are in a file of the same name.
+    return (folder / "config.toml").is_file() and folder.name != "flower"
 
 
 def stays_inside(folder: Path, base: Path) -> bool:
