@@ -38,9 +38,6 @@ MOST_OTHER_TOML = 3
 FILES = {"csv", "json", "jsonl", "md", "py", "safetensors", "toml"}  # endings of what is no key
 # Programs beside ours whose lines are taken as they are.
 OTHERS = {"pip", "export", "tensorboard", "mlflow", "flwr", "git", "cd"}
-# Pages that may be linked to before they are there.
-EXPECTED: set[Path] = set()
-
 by_page = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
@@ -50,8 +47,6 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=name)
 @by_page
 def test_links_and_anchors_lead_somewhere(page):
     for path, fragment in links(page):
-        if path in EXPECTED and not path.exists():
-            continue
         assert path.exists(), f"{name(page)} links to {path}"
         if fragment:
             assert fragment in anchors(path), f"{name(page)}: no #{fragment} in {path.name}"
@@ -62,8 +57,6 @@ def test_what_the_program_points_at_is_there():
     seen = 0
     for source in sorted((ROOT / "src").rglob("*.py")):
         for path, fragment in re.findall(r"(docs/[\w/-]+\.md)(?:#([\w-]+))?", source.read_text()):
-            if ROOT / path in EXPECTED and not (ROOT / path).exists():
-                continue
             assert (ROOT / path).is_file(), f"{source.name}: {path}"
             assert not fragment or fragment in anchors(ROOT / path), f"{source.name}: {fragment}"
             seen += 1

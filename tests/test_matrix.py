@@ -6,14 +6,15 @@ from itertools import combinations, product
 import pytest
 import torch
 
+from dying import DieAfter, Killed
 from fake_grid import ToyFederation, ToyNode
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
 from latecomer.strategies import branches
 from latecomer.strategies import latecomer as flagship
-from latecomer.study.config import parse
+from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
-from latecomer.study.runner import Silent, resume_run, start_run
+from latecomer.study.runner import resume_run, start_run
 from test_conformance import changing_run
 from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
 
@@ -155,31 +156,11 @@ def covering():
     return chosen
 
 
-def merged(tree, more):
-    for key, value in more.items():
-        inside = isinstance(value, dict) and key in tree
-        tree = {**tree, key: merged(tree[key], value) if inside else value}
-    return tree
-
-
 def config_of(choice):
     tree = merged(TINY, {"strategy": {"name": "latecomer", "samples": 4, "iterations": 3}})
     for factor, value in choice.items():
         tree = merged(tree, FACTORS[factor][value])
     return parse(tree)
-
-
-class Killed(BaseException):
-    pass
-
-
-class DieAt(Silent):
-    def __init__(self, updates):
-        self.updates = updates
-
-    def advanced(self, share, updates, virtual_seconds):
-        if updates >= self.updates:
-            raise Killed
 
 
 @pytest.mark.parametrize("choice", covering(), ids=lambda choice: "-".join(choice.values()))
@@ -189,7 +170,7 @@ def test_every_pair_runs_and_resumes_to_the_same_model(choice, tmp_path):
     assert whole["updates"] == 50
     assert 0 <= whole["accuracy"] <= 1
     with pytest.raises(Killed):
-        start_run(config, tmp_path / "cut", DieAt(25))
+        start_run(config, tmp_path / "cut", DieAfter(25))
     assert resume_run(tmp_path / "cut")["model_hash"] == whole["model_hash"]
 
 

@@ -8,12 +8,13 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 
+from dying import DieAfter, Killed
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.strategies.recipe import build_strategy
 from latecomer.study.config import parse
-from latecomer.study.runner import Silent, resume_run, start_run
+from latecomer.study.runner import resume_run, start_run
 from toy import ToyRun, toy_fleet, toy_server
 
 ALONE = {"clusters": 1, "most": 1.0, "broadcast": "never"}
@@ -224,24 +225,11 @@ def test_a_device_that_is_told_is_less_stale(found, tmp_path):
     assert loud < silent["staleness"]["mean"]
 
 
-class Killed(BaseException):
-    pass
-
-
-class DieAt(Silent):
-    def __init__(self, updates):
-        self.updates = updates
-
-    def advanced(self, share, updates, virtual_seconds):
-        if updates >= self.updates:
-            raise Killed
-
-
 def test_resumed_in_mid_run_it_is_the_same_run(found, tmp_path):
     """In between there are founders, questions, unions and broadcasts under way."""
     folder, _, summary = found
     with pytest.raises(Killed):
-        planted(tmp_path, seed=1, progress=DieAt(430))
+        planted(tmp_path, seed=1, progress=DieAfter(430))
     again = {**resume_run(tmp_path / "run"), "wall_seconds": 0}
     assert again == summary
     assert events(tmp_path) == events(folder)

@@ -8,26 +8,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from dying import DieAfter, Killed
 from latecomer.errors import BadInput
 from latecomer.study.config import Config
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
-from latecomer.study.runner import Silent, resume_run, start_run
+from latecomer.study.runner import resume_run, start_run
 
 MakeConfig = Callable[..., Config]
 Start = Callable[..., tuple[Path, dict[str, Any]]]
 
 KINDS = ("grow", "replace", "transition", "shift")
-
-
-class Killed(BaseException):
-    pass
-
-
-class KilledAt(Silent):
-    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None:
-        if updates >= 30:
-            raise Killed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +47,7 @@ def test_a_resumed_run_is_the_same(tiny: MakeConfig, tmp_path: Path, kind: str) 
     config = tiny(f"data.drift.kind={kind}", "checkpoint.every=10", "stop.patience=50")
     whole = start_run(config, tmp_path / "whole")
     with pytest.raises(Killed):
-        start_run(config, tmp_path / "cut", KilledAt())
+        start_run(config, tmp_path / "cut", DieAfter(30))
     assert resume_run(tmp_path / "cut")["model_hash"] == whole["model_hash"]
     cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert cut["best"] == whole["best"]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from dying import DieAfter, Killed
 from latecomer.study.config import Config
 from latecomer.study.experiment import Experiment
-from latecomer.study.runner import Silent, resume_run, start_run
+from latecomer.study.runner import resume_run, start_run
 
 MakeConfig = Callable[..., Config]
 Start = Callable[..., tuple[Path, dict[str, Any]]]
@@ -21,19 +22,6 @@ REMEMBERS = {
 IN_FLIGHT = ["fleet.late.classes=[5]", "fleet.late.devices=4", "fleet.late.delay={gamma = 3}"]
 
 
-class Killed(BaseException):
-    """Stands for a kill: no checkpoint is written."""
-
-
-class KilledAfter(Silent):
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-
-    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None:
-        if updates >= self.updates:
-            raise Killed
-
-
 @pytest.mark.parametrize("kernel", ["plain", "batched", "compiled"])
 @pytest.mark.parametrize("strategy", list(REMEMBERS))
 def test_killed_in_mid_run(tiny: MakeConfig, tmp_path: Path, strategy: str, kernel: str) -> None:
@@ -41,7 +29,7 @@ def test_killed_in_mid_run(tiny: MakeConfig, tmp_path: Path, strategy: str, kern
     config = tiny(*settings, "checkpoint.every=7")
     whole = start_run(config, tmp_path / "whole")
     with pytest.raises(Killed):
-        start_run(config, tmp_path / "cut", KilledAfter(45))
+        start_run(config, tmp_path / "cut", DieAfter(45))
     cut = resume_run(tmp_path / "cut")
     assert cut["model_hash"] == whole["model_hash"]
     assert cut["bytes"] == whole["bytes"]

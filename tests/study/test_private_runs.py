@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from dying import DieAfter, Killed
 from latecomer.device.ledger import Release, spent
 from latecomer.device.privacy import per_release_multiplier
 from latecomer.errors import BadInput
 from latecomer.study.config import Config, load_config
 from latecomer.study.experiment import Experiment
-from latecomer.study.runner import Silent, resume_run, start_run
+from latecomer.study.runner import resume_run, start_run
 
 MakeConfig = Callable[..., Config]
 Run = tuple[Path, dict[str, Any]]
@@ -337,19 +338,6 @@ def test_the_server_trains_as_its_devices_do(tiny: MakeConfig) -> None:
 
 
 # Interrupted and resumed
-
-
-class Killed(BaseException):
-    """Stands for a kill: no checkpoint is written."""
-
-
-class DieAfter(Silent):
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-
-    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None:
-        if updates >= self.updates:
-            raise Killed
 
 
 RESUMED = {

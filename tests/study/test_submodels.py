@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dying import DieAfter, Killed
 from latecomer.core.submodel import take
 from latecomer.errors import BadInput
 from latecomer.study.config import Config, load_config
 from latecomer.study.experiment import Experiment
-from latecomer.study.runner import Silent, resume_run, start_run
+from latecomer.study.runner import resume_run, start_run
 
 MakeConfig = Callable[..., Config]
 Run = tuple[Path, dict[str, Any]]
@@ -413,19 +414,6 @@ def test_feddc_repairs_devices_of_all_levels(start: Start) -> None:
 
 
 # Interrupted and resumed
-
-
-class Killed(BaseException):
-    """Stands for a kill: no checkpoint is written."""
-
-
-class DieAfter(Silent):
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-
-    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None:
-        if updates >= self.updates:
-            raise Killed
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def from_records(records: "RecordDict") -> Parcel:
     """
     from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-    told, arrays = records.get(FIELDS), _only(records, ArrayRecord)
+    told, arrays = records.get(FIELDS), only(records, ArrayRecord)
     named = {
         name: Packed(array.dtype, tuple(array.shape), array.data)
         for name, array in (arrays or {}).items()
@@ -69,13 +69,13 @@ def from_records(records: "RecordDict") -> Parcel:
     }
     return Parcel(
         dict(told) if isinstance(told, ConfigRecord) else {},
-        dict(_only(records, MetricRecord) or {}),
+        dict(only(records, MetricRecord) or {}),
         named[MODEL] if list(named) == [MODEL] else None,
         named,
     )
 
 
-def _only(records: "RecordDict", kind: type) -> Any:
+def only(records: "RecordDict", kind: type) -> Any:
     """The record of this kind; None if there is none, or more than one."""
     found = [record for record in records.values() if isinstance(record, kind)]
     return found[0] if len(found) == 1 else None

@@ -28,6 +28,7 @@ from latecomer.core.messages import Due, Note, TrainSpec, wire_bytes
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
+from latecomer.engines.flower import only
 from latecomer.engines.flower_private import may_make_messages, number
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import Trainer
@@ -260,7 +261,7 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
         self._settle()
 
     def _note_model(self, messages: list[Message]) -> None:
-        records = [_only(message.content, ArrayRecord) for message in messages]
+        records = [only(message.content, ArrayRecord) for message in messages]
         models = {id(record): record for record in records if record is not None}
         vectors = [self.engine.vector(record) for record in models.values()]
         if any(not torch.equal(vectors[0], other) for other in vectors[1:]):
@@ -302,7 +303,7 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
         for order in orders:
             if order.device in server.idle and order.device not in [o.device for o in free]:
                 free.append(order)
-                config = _only(order.message.content, ConfigRecord) or {}
+                config = only(order.message.content, ConfigRecord) or {}
                 spec = self.engine.program(config)
                 directed.wishes.append(Assignment(order.device, spec=spec))
             else:
@@ -317,7 +318,7 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
         """Evaluation takes time, too: the download, and a third of a pass over the data."""
         engine, ends = self.engine, [self.engine.now]
         for order in orders:
-            model = engine.vector(_only(order.message.content, ArrayRecord))
+            model = engine.vector(only(order.message.content, ArrayRecord))
             found = engine.evaluate(order.device, model)
             if found is None:
                 order.reply = _failed(order, "the device has no data to evaluate on")
@@ -379,12 +380,6 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
 
 def _kind(message: Message) -> str:
     return str(message.metadata.message_type).partition(".")[0]
-
-
-def _only(content: RecordDict, kind: type) -> Any:
-    """The record of this kind; None if there is none, or more than one."""
-    found = [record for record in content.values() if isinstance(record, kind)]
-    return found[0] if len(found) == 1 else None
 
 
 def _failed(order: _Order, reason: str) -> Message:

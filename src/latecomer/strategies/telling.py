@@ -61,11 +61,11 @@ class Telling(Around[Merge]):
         self._notes.append(Note("switch", fields))
 
     def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]:
-        changed, self._changed = dict.fromkeys(self._changed), []
-        for lineage in changed if self._on else ():
-            if lineage not in view.store:
-                continue
-            tasks = [view.open_tasks[t] for t in view.working.values() if t in view.open_tasks]
+        told_of = dict.fromkeys(self._changed) if self._on else {}
+        changed, self._changed = [lineage for lineage in told_of if lineage in view.store], []
+        open_ones = view.open_tasks
+        tasks = [open_ones[t] for t in view.working.values() if t in open_ones] if changed else []
+        for lineage in changed:
             behind = [task for task in tasks if self._needs(task, lineage, view)]
             if behind:
                 self._told |= {task.id: len(task.offers) for task in behind}
