@@ -15,6 +15,9 @@ OFF = {
     "wait": True,
     "share": 1.0,
     "step": 1.0,
+    "lead": 0.0,
+    "keep": 0.0,
+    "mix": 0.0,
 }
 
 
@@ -24,7 +27,13 @@ def test_all_switched_off_it_is_fedavg_bit_for_bit():
 
 @pytest.mark.parametrize(
     "part",
-    [{"repair": True}, {"broadcast": True}, {"clusters": 4}, {"share": 0.3, "wait": False}],
+    [
+        {"repair": True},
+        {"broadcast": True},
+        {"clusters": 4},
+        {"share": 0.3, "wait": False},
+        {"lead": 1.0},
+    ],
     ids=lambda part: next(iter(part)),
 )
 def test_each_part_alone_runs_and_resumes(part):

@@ -7,7 +7,7 @@ from latecomer.core.messages import Arrived, Failed, Joined, Left, Note, Send, T
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called
+from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called, led
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
@@ -21,8 +21,8 @@ def answer(task, *delta, examples=1):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), examples))
 
 
-def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0):
-    strategy = Strategy(weigh=by_examples(), merge=RollCall(share, step, clip, fade))
+def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0):
+    strategy = Strategy(weigh=by_examples(), merge=RollCall(share, step, clip, fade, lead))
     server = Server(torch.zeros(1), strategy, TrainSpec())
     return server, *sends(server.handle(*map(Joined, range(devices))))
 
@@ -44,6 +44,46 @@ def test_all_have_a_word_in_every_commit():
     assert head(server) == [2.5]  # 0.5 * (2 + 4) / 2
     server.handle(answer(one, 0.0))
     assert head(server) == [3.5]  # 0.5 * (0 + 4) / 2: the last word of each
+
+
+@pytest.mark.parametrize(
+    ("lead", "third"),
+    [
+        (0.0, 0.5 * (0 + 4) / 2),  # the last word of each
+        (1.0, 0.5 * ((2 + 4) / 2 + (0 - 2))),  # the other will have changed its mind as much
+        (0.75, 0.5 * ((2 + 4) / 2 + 0.75 * (0 - 2))),
+    ],
+)
+def test_those_who_have_just_spoken_lead(lead, third):
+    server, one, two = begun(2, share=0.5, lead=lead)
+    (one,) = sends(server.handle(answer(one, 2.0)))
+    sends(server.handle(answer(two, 4.0)))
+    assert head(server) == [2.5]  # first words are no change
+    server.handle(answer(one, 0.0))
+    assert head(server) == pytest.approx([2.5 + third])
+
+
+def test_where_all_speak_nobody_leads():
+    """Then the mean of the words has the whole change already."""
+    led, plain = (begun(2, share=1.0, lead=lead) for lead in (1.0, 0.0))
+    for words in ((2.0, 4.0), (1.0, -3.0)):
+        for server, *tasks in (led, plain):
+            server.handle(*(answer(t, w) for t, w in zip(tasks, words, strict=True)))
+    assert head(led[0]) == head(plain[0])
+
+
+def test_a_change_is_made_of_shortened_words():
+    changes = [(word(1.0), word(50.0))]
+    assert led(torch.zeros(1), changes, 1.0, longest=2.0).tolist() == [1.0]
+    assert led(torch.zeros(1), changes, 0.5, longest=0.0).tolist() == [24.5]
+
+
+def test_a_change_counts_where_it_was_trained():
+    changes = [
+        (word(1.0, submodel=FIRST), word(4.0, submodel=FIRST)),
+        (word(0.0, 0.0), word(1.0, 1.0)),
+    ]
+    assert led(torch.zeros(2), changes, 1.0, 0.0).tolist() == [2.0, 1.0]
 
 
 def test_words_weigh_by_examples_and_the_step_is_per_turn():

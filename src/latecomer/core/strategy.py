@@ -1,6 +1,6 @@
 """The five slots of an algorithm, with plain defaults."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -173,6 +173,17 @@ class FollowsLineages(Protocol):
     def on_absorb(self, into: str, gone: str) -> None: ...
 
 
+class Owns(Protocol):
+    """How devices make the model they use their own: see `latecomer.device.personal`."""
+
+    @property
+    def keep(self) -> float: ...
+    @property
+    def mix(self) -> float: ...
+    def change(self, device: int) -> Tensor | None: ...
+    def expected(self, devices: Sequence[int]) -> Tensor | None: ...
+
+
 # The plain defaults.
 
 
@@ -254,7 +265,8 @@ class Strategy:
 
     `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet,
     `personal` that devices are gathered in clusters with models of their own. `needs` names what
-    devices must tell of their data beside the delta, if it does not work without.
+    devices must tell of their data beside the delta, if it does not work without. With
+    `own` devices do not use the model as it is sent.
     """
 
     name: str = "custom"
@@ -267,6 +279,7 @@ class Strategy:
     has_epochs: bool = False
     personal: bool = False
     needs: str = ""
+    own: Owns | None = None
 
     @property
     def slots(self) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The strategy to begin with: what five papers found, each part where it pays.
 
 Late updates are repaired, and known devices are spoken for while they are away (FedDC); all have a
-word in every step (MIFA); devices whose data contradict each other's get models of their own, and
-who is far behind is told of the news while it works (EchoPFL); who carries a part of the model
-counts there (PrivaAsyncFed), its `[submodels]` and `[privacy]` are the config's; nobody can shout.
+word in every step, and those who have just spoken lead (MIFA, CA2FL); devices whose data contradict
+each other's get models of their own, and who is far behind is told of the news while it works
+(EchoPFL); who carries a part of the model counts there (PrivaAsyncFed), its `[submodels]` and
+`[privacy]` are the config's; each device makes the model its own by its class mix and its last
+training; nobody can shout.
 """
 
 from dataclasses import replace
@@ -15,6 +17,7 @@ from latecomer.strategies.compensation import Compensator
 from latecomer.strategies.dispatching import WhenReady
 from latecomer.strategies.inversion import Effort
 from latecomer.strategies.options import Count, NotNegative, Positive, Proportion
+from latecomer.strategies.owning import Owning
 from latecomer.strategies.recipe import recipe
 from latecomer.strategies.roll_call import RollCall
 from latecomer.strategies.stand_ins import StandIns
@@ -31,18 +34,21 @@ NEED = 0.4  # share of a device's own examples: who has more of them wrong is ba
 @recipe(
     "latecomer",
     "repairs what is late, remembers everybody, parts who contradict: each where it pays",
-    "FedDC, MIFA, EchoPFL, PrivaAsyncFed",
+    "FedDC, MIFA, CA2FL, EchoPFL, PrivaAsyncFed",
 )
 def latecomer(
     share: Proportion = 0.1,
     wait: bool = False,
-    step: Positive = 2.0,
+    step: Positive = 1.5,
     clip: NotNegative = 2.0,
     fade: NotNegative = 0.5,
+    lead: Proportion = 1.0,
     repair: bool = True,
     stand_in: bool = True,
     clusters: Count = 4,
     broadcast: bool = True,
+    keep: Proportion = 0.5,
+    mix: Proportion = 1.0,
     samples: Count = 32,
     iterations: Count = 40,
     server_gflops: NotNegative = 10.0,
@@ -52,8 +58,10 @@ def latecomer(
     weigh = by_examples()
     repairs = _repairs(wait, samples, iterations, server_gflops, save_estimates) if repair else None
     stand_ins = StandIns(repairs, weigh) if repairs and stand_in else None
-    merge: Merge = RollCall(share, step, clip, fade, stand_ins)
     branches = _branches(clusters) if clusters > 1 else None
+    merge: Merge = RollCall(share, step, clip, fade, lead, stand_ins)
+    owning = Owning(merge, keep, mix, branches) if keep or mix else None
+    merge = owning or merge
     return Strategy(
         name="latecomer",
         route=branches or stay_home,
@@ -63,6 +71,7 @@ def latecomer(
         dispatch=WhenReady(branches, wait),
         prepare=_judging_by_all,
         personal=clusters > 1,
+        own=owning,
     )
 
 

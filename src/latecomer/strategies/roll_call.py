@@ -3,6 +3,10 @@
 MIFA: the server keeps the last delta of every device, and each step is the mean over all of them,
 so that those who are seldom heard count as much as those who are heard all the time. Here a step
 follows every few arrivals instead of every round, and what is known to be outdated is renewed.
+
+Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
+Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): by how much those who have just spoken
+have changed their minds is what all others are expected to have changed theirs by.
 """
 
 import math
@@ -17,7 +21,7 @@ from torch import Tensor
 from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Commit, ServerView
-from latecomer.core.submodel import Submodel, covered
+from latecomer.core.submodel import Submodel, covered, name_of
 from latecomer.strategies.merging import StandIns
 from latecomer.strategies.quota import quota
 
@@ -48,7 +52,8 @@ class RollCall:
 
     The step is the weighted mean of the last words of all members, times `step` for a whole turn
     of them. A word of more than `clip` times the usual size is shortened to that (0: never). What
-    was heard longer ago than a turn counts less, (turns)^-`fade`.
+    was heard longer ago than a turn counts less, (turns)^-`fade`. With `lead` the change of those
+    who have just arrived counts for everybody: not at all at 0 (MIFA), in full at 1 (CA2FL).
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
@@ -59,31 +64,44 @@ class RollCall:
         step: float,
         clip: float,
         fade: float = 0.0,
+        lead: float = 0.0,
         stand_ins: StandIns | None = None,
     ) -> None:
-        self.share, self.step, self.clip, self.fade = share, step, clip, fade
+        self.share, self.step, self.clip, self.fade, self.lead = share, step, clip, fade, lead
         self.stand_ins = stand_ins
         self._words: dict[str, dict[int, Word]] = {}
         self._arrived: dict[str, list[int]] = {}
+        self._before: dict[str, dict[int, Word]] = {}  # of those who have arrived: their word then
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
         lineage, device = contribution.lineage, contribution.task.device
-        for words in self._words.values():
-            words.pop(device, None)  # it is a member of one lineage at a time
-        words = self._words.setdefault(lineage, {})
-        words[device] = word_of(contribution, view.store.commits)
         arrived = self._arrived.setdefault(lineage, [])
+        before = self._before.setdefault(lineage, {})
+        words = self._words.setdefault(lineage, {})
+        if self.lead and device in words and device not in arrived:
+            before[device] = words[device]
+        for known in self._words.values():
+            known.pop(device, None)  # it is a member of one lineage at a time
+        words[device] = word_of(contribution, view.store.commits)
         arrived.append(device)
         members = self._members(lineage, view)
         if len(arrived) < quota(self.share, members):
             return None
-        del self._arrived[lineage]
+        del self._arrived[lineage], self._before[lineage]
         turn = members / len(arrived) * len(view.store.lineages)  # in commits
         self._forget(words, turn, view)
         others = self._renew(lineage, turn, view)
-        step = min(1.0, self.step * len({*arrived}) / members)
+        spoke = {*arrived}
+        step = min(1.0, self.step * len(spoke) / members)
         faded = [self._faded(word, turn, view) for word in words.values()]
         params = called(view.store.head_params(lineage), faded, step, self.clip)
+        ahead = self.lead - len(spoke) / members  # the mean has that share of the change already
+        changes = [
+            (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
+        ]
+        if ahead > 0 and changes:
+            longest = self.clip * usual_size(words.values())
+            params = led(params, changes, step * ahead * len(changes) / len(spoke), longest)
         return Commit(lineage, params, len(arrived), others)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
@@ -125,26 +143,38 @@ class RollCall:
 
     def on_absorb(self, into: str, gone: str) -> None:
         """What was said of another model does not count; those who said it are heard anew."""
-        self._words.pop(gone, None)
-        self._arrived.pop(gone, None)
+        for kept in (self._words, self._arrived, self._before):
+            kept.pop(gone, None)
 
     def state(self) -> dict[str, Any]:
-        words = {name: dict(of) for name, of in self._words.items()}
-        return {"words": words, "arrived": {name: list(of) for name, of in self._arrived.items()}}
+        return {
+            "words": {name: dict(of) for name, of in self._words.items()},
+            "arrived": {name: list(of) for name, of in self._arrived.items()},
+            "before": {name: dict(of) for name, of in self._before.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._words = {name: dict(of) for name, of in state["words"].items()}
         self._arrived = {name: list(of) for name, of in state["arrived"].items()}
+        self._before = {name: dict(of) for name, of in state["before"].items()}
+
+
+def usual_size(words: Iterable[Word]) -> float:
+    return median(word.size for word in words)
+
+
+def same(one: Word, other: Word) -> bool:
+    """Whether both are of the same part of the model."""
+    return name_of(one.submodel) == name_of(other.submodel)
 
 
 def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Tensor:
     """head + step * weighted mean of the words, per coordinate over those who trained it."""
     heaviest = HEAVIEST * median(word.weight for word in words)
     weights = [min(word.weight, heaviest) for word in words]
-    longest = clip * median(word.size for word in words)
+    longest = clip * usual_size(words)
     factors = [
-        weight * longest / word.size if clip and word.size > longest else weight
-        for word, weight in zip(words, weights, strict=True)
+        weight * shortened(word, longest) for word, weight in zip(words, weights, strict=True)
     ]
     total = torch.zeros_like(head)
     if all(word.submodel is None for word in words):
@@ -157,3 +187,22 @@ def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Ten
         total[index] += factor * word.delta
         share[index] += weight
     return torch.where(share > 0, head + step * total / share, head)
+
+
+def led(
+    params: Tensor, changes: Sequence[tuple[Word, Word]], step: float, longest: float
+) -> Tensor:
+    """params + step * weighted mean of what each has changed its word by."""
+    heaviest = HEAVIEST * median(now.weight for _, now in changes)
+    total, share = torch.zeros_like(params), torch.zeros_like(params)
+    for was, now in changes:
+        weight, index = min(now.weight, heaviest), covered(now.submodel)
+        change = shortened(now, longest) * now.delta - shortened(was, longest) * was.delta
+        total[index] += weight * change
+        share[index] += weight
+    return torch.where(share > 0, params + step * total / share, params)
+
+
+def shortened(word: Word, longest: float) -> float:
+    """The factor that makes the word no longer than that; 0 is no bound."""
+    return longest / word.size if longest and word.size > longest else 1.0

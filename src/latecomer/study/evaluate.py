@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.server import Server
+from latecomer.core.strategy import Owns
 from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federation import Examples
+from latecomer.device.personal import own_logits, own_params
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
 
@@ -71,7 +73,10 @@ class Evaluator:
 
     @torch.no_grad()
     def on_devices(self, server: Server, time: float = 0.0) -> ClientAccuracy:
-        """On every device's own held-back data: one forward pass per model, not per device."""
+        """On every device's own held-back data: one forward pass per model, not per device.
+
+        A model that devices make their own is another one on each.
+        """
         groups: dict[tuple[str, str], list[int]] = {}
         for device in self._measured:
             key = (server.home(device), name_of(server.carries(device)))
@@ -80,12 +85,17 @@ class Evaluator:
         found: dict[int, Scores] = {}
         for (lineage, _), devices in groups.items():
             parts = [self.experiment.test_of(d, time) for d in devices]
-            params, submodel = server.store.head_params(lineage), server.carries(devices[0])
-            x = torch.cat([p.x for p in parts])
-            logits = self._logits(take(params, submodel), x, submodel)
-            pieces = torch.split(logits.argmax(1), [len(p.y) for p in parts])
-            for device, part, predicted in zip(devices, parts, pieces, strict=True):
-                found[device] = scores(confusion(part.y, predicted, classes), 0.0)
+            submodel = server.carries(devices[0])
+            params = take(server.store.head_params(lineage), submodel)
+            own = server.strategy.own
+            if own is None:
+                x = torch.cat([p.x for p in parts])
+                logits = self._logits(params, x, submodel)
+                pieces = list(torch.split(logits, [len(p.y) for p in parts]))
+            else:
+                pieces = list(self._personal(own, params, submodel, devices, time))
+            for device, part, piece in zip(devices, parts, pieces, strict=True):
+                found[device] = scores(confusion(part.y, piece.argmax(1), classes), 0.0)
         accuracy = {device: each.accuracy for device, each in found.items()}
         late = [accuracy[d] for d in self.experiment.fleet.late if d in accuracy]
         return ClientAccuracy(
@@ -97,6 +107,22 @@ class Evaluator:
             worst_device=min(accuracy, key=lambda d: accuracy[d], default=None),
             each=accuracy,
         )
+
+    def _personal(
+        self,
+        own: Owns,
+        params: Tensor,
+        submodel: Submodel | None,
+        devices: Sequence[int],
+        time: float,
+    ) -> Iterator[Tensor]:
+        """The outputs of the model that each device makes of this one, on its held-back data."""
+        expected = own.expected(devices)
+        for device in devices:
+            ours = own_params(params, own.change(device), own.keep)
+            logits = self._logits(ours, self.experiment.test_of(device, time).x, submodel)
+            labels = self.experiment.train_of(device, time).y
+            yield own_logits(logits, labels, own.mix, expected)
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The output of every model on the same data, several models at a time."""

@@ -263,6 +263,12 @@ class Experiment:
             return self.streams[device].test(time)
         return self.federation.clients[device].test
 
+    def train_of(self, device: int, time: float = 0.0) -> Examples:
+        """What the device trains on at that time."""
+        if self.streams:
+            return self.streams[device].train(time)
+        return self.federation.clients[device].train
+
     def central_test(self, time: float = 0.0) -> Examples:
         """What the server measures on: the devices' present data, or fixed official rows."""
         if not self.streams or self.config.data.test == "official":

@@ -1,0 +1,90 @@
+"""Whether devices differ, and what is remembered for them."""
+
+import pytest
+import torch
+
+from latecomer.core.messages import Arrived, Joined, Left, Note, Send, TrainSpec, Update
+from latecomer.core.server import Server
+from latecomer.core.strategy import Strategy
+from latecomer.strategies.branches import Branches
+from latecomer.strategies.owning import FEWEST, Owning, dispersion
+from latecomer.strategies.roll_call import RollCall
+
+
+def test_dispersion_by_hand():
+    # Mean 0.5: 10 * 0.04 + 10 * 0.04 over 0.25 * 1.
+    assert dispersion([(0.3, 10), (0.7, 10)]) == pytest.approx(3.2)
+    assert dispersion([(0.5, 10), (0.5, 30)]) == 0.0
+    assert dispersion([(0.0, 10), (0.0, 30)]) == 0.0
+
+
+def begun(keep=0.5):
+    branches = Branches(1, 4, 20, turns=3.0, partial=False, listen=3)
+    owning = Owning(RollCall(0.5, 1.0, 0.0), keep, 1.0, branches)
+    server = Server(torch.zeros(1), Strategy(route=branches, merge=owning), TrainSpec())
+    return server, owning, server.handle(Joined(0), Joined(1))
+
+
+def tell(server, commands, errors, times):
+    """Both devices err as `errors` say; the notes that come of it, and the last commands."""
+    notes = []
+    for _ in range(times):
+        tasks = [c.task for c in commands if isinstance(c, Send)]
+        commands = server.handle(
+            *(
+                Arrived(
+                    t.device,
+                    Update(
+                        t.id,
+                        torch.tensor([0.5]),
+                        100,
+                        {"error": errors[t.device], "soft_0": 0.25, "soft_1": 0.75},
+                    ),
+                )
+                for t in tasks
+            )
+        )
+        notes += [
+            c.fields["reason"] for c in commands if isinstance(c, Note) and c.kind == "switch"
+        ]
+    return commands, notes
+
+
+def test_devices_that_are_alike_keep_nothing_until_they_differ():
+    server, owning, commands = begun()
+    assert owning.keep == 0.5
+    commands, notes = tell(server, commands, (0.2, 0.2), FEWEST)
+    assert owning.keep == 0.0
+    assert ["alike" in note for note in notes] == [True]
+    _, notes = tell(server, commands, (0.1, 0.4), FEWEST)
+    assert owning.keep == 0.5
+    assert ["differ" in note for note in notes] == [True]
+
+
+def test_the_change_of_who_is_gone_is_still_his():
+    server, owning, commands = begun()
+    tell(server, commands, (0.2, 0.2), 1)
+    server.handle(Left(1))
+    assert owning.change(1).tolist() == [0.5]
+    assert owning.change(2) is None
+    assert owning.expected([0, 1]).tolist() == [0.25, 0.75]
+    assert owning.expected([2]) is None
+
+
+def test_nothing_is_remembered_of_those_who_keep_nothing_or_add_noise():
+    server, owning, commands = begun(keep=0.0)
+    tell(server, commands, (0.2, 0.2), 1)
+    assert owning.change(0) is None
+    server, owning, commands = begun()
+    task = next(c.task for c in commands if isinstance(c, Send))
+    server.handle(Arrived(task.device, Update(task.id, torch.ones(1), 1, noise_std=1.0)))
+    assert owning.change(task.device) is None
+
+
+def test_a_restored_part_goes_on_as_it_was():
+    server, owning, commands = begun()
+    tell(server, commands, (0.2, 0.2), FEWEST)
+    _, again, _ = begun()
+    again.restore(owning.state())
+    assert again.keep == 0.0
+    assert again.change(0).tolist() == [0.5]
