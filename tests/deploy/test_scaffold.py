@@ -31,7 +31,7 @@ def test_an_app_is_complete(tmp_path):
     assert found == [*(f"my_app/{name}" for name in package), "pyproject.toml"]
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     assert project["project"]["name"] == "my-app"
-    assert app_config(folder)["strategy"] == "fedasync"
+    assert app_config(folder)["strategy"] == "latecomer"
     for path in (folder / "my_app").iterdir():
         text = path.read_text()
         ast.parse(text)

@@ -16,6 +16,7 @@ OFF = {
     "share": 1.0,
     "step": 1.0,
     "lead": 0.0,
+    "reach": 0.0,
     "keep": 0.0,
     "mix": 0.0,
 }

@@ -21,8 +21,9 @@ def answer(task, *delta, examples=1):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), examples))
 
 
-def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0):
-    strategy = Strategy(weigh=by_examples(), merge=RollCall(share, step, clip, fade, lead))
+def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0, reach=0.0):
+    merge = RollCall(share, step, clip, fade, lead, reach)
+    strategy = Strategy(weigh=by_examples(), merge=merge)
     server = Server(torch.zeros(1), strategy, TrainSpec())
     return server, *sends(server.handle(*map(Joined, range(devices))))
 
@@ -84,6 +85,20 @@ def test_a_change_counts_where_it_was_trained():
         (word(0.0, 0.0), word(1.0, 1.0)),
     ]
     assert led(torch.zeros(2), changes, 1.0, 0.0).tolist() == [2.0, 1.0]
+
+
+def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
+    server, one, two = begun(2, share=0.5, step=2.0, reach=0.25)
+    sends(server.handle(answer(one, 4.0)))
+    assert head(server) == [0.5]  # half a turn: half of a quarter of 4, not the whole of it
+    server.handle(answer(two, 4.0))
+    assert head(server) == [1.0]
+
+
+def test_where_words_cancel_out_nothing_is_held_back():
+    server, one, two = begun(2, share=1.0, step=1.0, reach=0.25)
+    server.handle(answer(one, 4.0), answer(two, -3.0))
+    assert head(server) == [0.5]  # a quarter of the usual word would be 0.875
 
 
 def test_words_weigh_by_examples_and_the_step_is_per_turn():

@@ -39,10 +39,11 @@ NEED = 0.4  # share of a device's own examples: who has more of them wrong is ba
 def latecomer(
     share: Proportion = 0.1,
     wait: bool = False,
-    step: Positive = 1.5,
+    step: Positive = 2.0,
     clip: NotNegative = 2.0,
     fade: NotNegative = 0.5,
     lead: Proportion = 1.0,
+    reach: NotNegative = 0.3,
     repair: bool = True,
     stand_in: bool = True,
     clusters: Count = 4,
@@ -59,7 +60,7 @@ def latecomer(
     repairs = _repairs(wait, samples, iterations, server_gflops, save_estimates) if repair else None
     stand_ins = StandIns(repairs, weigh) if repairs and stand_in else None
     branches = _branches(clusters) if clusters > 1 else None
-    merge: Merge = RollCall(share, step, clip, fade, lead, stand_ins)
+    merge: Merge = RollCall(share, step, clip, fade, lead, reach, stand_ins)
     owning = Owning(merge, keep, mix, branches) if keep or mix else None
     merge = owning or merge
     return Strategy(

@@ -43,8 +43,12 @@ class Word:
 
 def word_of(contribution: Contribution, heard: int) -> Word:
     delta, task = contribution.delta, contribution.task
-    size = float(delta.norm()) / max(1, delta.numel()) ** 0.5
-    return Word(delta, task.submodel, contribution.weight, heard, size)
+    return Word(delta, task.submodel, contribution.weight, heard, size_of(delta))
+
+
+def size_of(delta: Tensor) -> float:
+    """Root mean square."""
+    return delta.norm().item() / math.sqrt(max(1, delta.numel()))
 
 
 class RollCall:
@@ -54,6 +58,8 @@ class RollCall:
     of them. A word of more than `clip` times the usual size is shortened to that (0: never). What
     was heard longer ago than a turn counts less, (turns)^-`fade`. With `lead` the change of those
     who have just arrived counts for everybody: not at all at 0 (MIFA), in full at 1 (CA2FL).
+    With `reach` no turn goes further than so many times the usual word (0: as far as it likes):
+    where all say the same, and mean it to the end, twice the mean of old words is too far.
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
@@ -65,9 +71,11 @@ class RollCall:
         clip: float,
         fade: float = 0.0,
         lead: float = 0.0,
+        reach: float = 0.0,
         stand_ins: StandIns | None = None,
     ) -> None:
-        self.share, self.step, self.clip, self.fade, self.lead = share, step, clip, fade, lead
+        self.share, self.step, self.clip, self.fade = share, step, clip, fade
+        self.lead, self.reach = lead, reach
         self.stand_ins = stand_ins
         self._words: dict[str, dict[int, Word]] = {}
         self._arrived: dict[str, list[int]] = {}
@@ -91,10 +99,11 @@ class RollCall:
         turn = members / len(arrived) * len(view.store.lineages)  # in commits
         self._forget(words, turn, view)
         others = self._renew(lineage, turn, view)
-        spoke = {*arrived}
+        spoke, head = {*arrived}, view.store.head_params(lineage)
         step = min(1.0, self.step * len(spoke) / members)
         faded = [self._faded(word, turn, view) for word in words.values()]
-        params = called(view.store.head_params(lineage), faded, step, self.clip)
+        params = called(head, faded, step, self.clip)
+        far = size_of(params - head) * members / len(spoke) if self.reach else 0.0  # in a turn
         ahead = self.lead - len(spoke) / members  # the mean has that share of the change already
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
@@ -102,6 +111,9 @@ class RollCall:
         if ahead > 0 and changes:
             longest = self.clip * usual_size(words.values())
             params = led(params, changes, step * ahead * len(changes) / len(spoke), longest)
+        reach = self.reach * usual_size(words.values())
+        if far > reach:
+            params = torch.lerp(head, params, reach / far)
         return Commit(lineage, params, len(arrived), others)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
