@@ -48,7 +48,8 @@ def word_of(contribution: Contribution, heard: int) -> Word:
 
 def size_of(delta: Tensor) -> float:
     """Root mean square."""
-    return delta.norm().item() / math.sqrt(max(1, delta.numel()))
+    norm: float = delta.norm().item()
+    return norm / math.sqrt(max(1, delta.numel()))
 
 
 class RollCall:
