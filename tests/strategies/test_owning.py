@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Left, Note, Send, TrainSpec, Update
+from latecomer.core.messages import (
+    Arrived,
+    Contribution,
+    Joined,
+    Left,
+    Note,
+    Send,
+    Task,
+    TrainSpec,
+    Update,
+)
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.strategies.branches import Branches
@@ -11,11 +21,21 @@ from latecomer.strategies.owning import FEWEST, Owning, dispersion
 from latecomer.strategies.roll_call import RollCall
 
 
+class Ignore:
+    def add(self, contribution, view):
+        return None
+
+
 def test_dispersion_by_hand():
     # Mean 0.5: 10 * 0.04 + 10 * 0.04 over 0.25 * 1.
     assert dispersion([(0.3, 10), (0.7, 10)]) == pytest.approx(3.2)
     assert dispersion([(0.5, 10), (0.5, 30)]) == 0.0
     assert dispersion([(0.0, 10), (0.0, 30)]) == 0.0
+
+
+def test_nobody_decides_alone_whether_devices_differ():
+    alike = [(0.1, 30)] * 20
+    assert dispersion([*alike, (0.0, 10**9)]) < 2 * dispersion([*alike, (0.0, 300)]) < 4
 
 
 def begun(keep=0.5):
@@ -50,15 +70,38 @@ def tell(server, commands, errors, times):
     return commands, notes
 
 
-def test_devices_that_are_alike_keep_nothing_until_they_differ():
+def test_devices_keep_something_while_they_differ():
     server, owning, commands = begun()
-    assert owning.keep == 0.5
-    commands, notes = tell(server, commands, (0.2, 0.2), FEWEST)
     assert owning.keep == 0.0
-    assert ["alike" in note for note in notes] == [True]
-    _, notes = tell(server, commands, (0.1, 0.4), FEWEST)
+    commands, notes = tell(server, commands, (0.1, 0.4), FEWEST)
     assert owning.keep == 0.5
     assert ["differ" in note for note in notes] == [True]
+    _, notes = tell(server, commands, (0.2, 0.2), FEWEST)
+    assert owning.keep == 0.0
+    assert ["alike" in note for note in notes] == [True]
+
+
+def test_errors_that_cannot_be_are_not_counted():
+    server, owning, commands = begun()
+    tell(server, commands, (0.1, 100.0), FEWEST)
+    assert owning.keep == 0.0
+
+
+def test_a_mean_soft_label_of_other_classes_is_not_counted():
+    server, owning, commands = begun()
+    tell(server, commands, (0.1, 0.1), 1)
+    assert owning.expected([0, 1], classes=3) is None
+
+
+def test_a_change_that_comes_late_does_not_take_the_place_of_a_newer_one():
+    _, owning, _ = begun()
+    for number, value in ((2, 0.5), (1, 9.0)):
+        task = Task(number, 0, number, "main", 0, TrainSpec(), torch.zeros(1))
+        update = Update(number, torch.tensor([value]), 1)
+        of = Contribution(task, update, torch.zeros(1), update.delta, "main", 0)
+        owning.inner = Ignore()
+        owning.add(of, None)
+    assert owning.change(0).tolist() == [0.5]
 
 
 def test_the_change_of_who_is_gone_is_still_his():
@@ -67,8 +110,8 @@ def test_the_change_of_who_is_gone_is_still_his():
     server.handle(Left(1))
     assert owning.change(1).tolist() == [0.5]
     assert owning.change(2) is None
-    assert owning.expected([0, 1]).tolist() == [0.25, 0.75]
-    assert owning.expected([2]) is None
+    assert owning.expected([0, 1], 2).tolist() == [0.25, 0.75]
+    assert owning.expected([2], 2) is None
 
 
 def test_nothing_is_remembered_of_those_who_keep_nothing_or_add_noise():
@@ -83,8 +126,9 @@ def test_nothing_is_remembered_of_those_who_keep_nothing_or_add_noise():
 
 def test_a_restored_part_goes_on_as_it_was():
     server, owning, commands = begun()
-    tell(server, commands, (0.2, 0.2), FEWEST)
+    tell(server, commands, (0.1, 0.4), FEWEST)
     _, again, _ = begun()
     again.restore(owning.state())
-    assert again.keep == 0.0
+    assert again.keep == 0.5
+    assert again.state() == owning.state()
     assert again.change(0).tolist() == [0.5]

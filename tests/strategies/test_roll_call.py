@@ -66,25 +66,48 @@ def test_those_who_have_just_spoken_lead(lead, third):
 
 def test_where_all_speak_nobody_leads():
     """Then the mean of the words has the whole change already."""
-    led, plain = (begun(2, share=1.0, lead=lead) for lead in (1.0, 0.0))
-    for words in ((2.0, 4.0), (1.0, -3.0)):
-        for server, *tasks in (led, plain):
-            server.handle(*(answer(t, w) for t, w in zip(tasks, words, strict=True)))
-    assert head(led[0]) == head(plain[0])
+    heads = []
+    for lead in (1.0, 0.0):
+        server, *tasks = begun(2, share=1.0, lead=lead)
+        for words in ((2.0, 4.0), (1.0, -3.0)):
+            tasks = sends(server.handle(*(answer(t, w) for t, w in zip(tasks, words, strict=True))))
+        assert server.store.commits == 2
+        heads.append(head(server))
+    assert heads[0] == heads[1] == [3.0 - 1.0]
+
+
+def test_only_words_that_were_heard_have_a_share():
+    """One of ten devices has spoken, twice: its change is the whole change of the mean."""
+    server, one, *_ = begun(10, share=0.1, lead=1.0)
+    (one,) = sends(server.handle(answer(one, 2.0)))
+    server.handle(answer(one, 1.0))
+    assert head(server) == pytest.approx([0.1 * 2 + 0.1 * 1])
 
 
 def test_a_change_is_made_of_shortened_words():
-    changes = [(word(1.0), word(50.0))]
-    assert led(torch.zeros(1), changes, 1.0, longest=2.0).tolist() == [1.0]
-    assert led(torch.zeros(1), changes, 0.5, longest=0.0).tolist() == [24.5]
+    others = [word(1.0)] * 3
+    now = word(50.0)
+    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
+    assert found.tolist() == [0.75]  # (2 - 1), of which a quarter is in the mean
+    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
+    assert found.tolist() == [0.5 * 0.75 * 49.0]
 
 
 def test_a_change_counts_where_it_was_trained():
-    changes = [
-        (word(1.0, submodel=FIRST), word(4.0, submodel=FIRST)),
-        (word(0.0, 0.0), word(1.0, 1.0)),
-    ]
-    assert led(torch.zeros(2), changes, 1.0, 0.0).tolist() == [2.0, 1.0]
+    narrow, wide = word(4.0, submodel=FIRST), word(1.0, 1.0)
+    changes = [(word(1.0, submodel=FIRST), narrow), (word(0.0, 0.0), wide)]
+    silent = word(0.0, submodel=FIRST)
+    found = led(torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
+    # A third of the first coordinate is of one who did not speak; of the second all spoke.
+    assert found.tolist() == pytest.approx([(3 + 1) / 2 / 3, 0.0])
+
+
+def test_nobody_who_leads_weighs_more_than_ten_times_the_usual():
+    loud, usual = word(1.0, weight=1e9), [word(0.0)] * 3
+    changes = [(word(0.0, weight=1e9), loud), (usual[0], usual[0])]
+    found = led(torch.zeros(1), changes, [loud, *usual], 1.0, 1.0, 0.0)
+    share = (HEAVIEST + 1) / (HEAVIEST + 3)
+    assert found.tolist() == pytest.approx([(1 - share) * HEAVIEST / (HEAVIEST + 1)])
 
 
 def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
@@ -99,6 +122,23 @@ def test_where_words_cancel_out_nothing_is_held_back():
     server, one, two = begun(2, share=1.0, step=1.0, reach=0.25)
     server.handle(answer(one, 4.0), answer(two, -3.0))
     assert head(server) == [0.5]  # a quarter of the usual word would be 0.875
+
+
+def test_those_who_lead_are_shortened_by_as_much():
+    """One says 4, then 2, the other 4: the mean would move by 3, and reach is a quarter of 3."""
+    server, one, two = begun(2, share=0.5, step=2.0, lead=1.0, reach=0.25)
+    (one,) = sends(server.handle(answer(one, 4.0)))
+    sends(server.handle(answer(two, 4.0)))
+    assert head(server) == [1.0]
+    server.handle(answer(one, 2.0))
+    mean, more = (2 + 4) / 2, 0.5 * (2 - 4)
+    assert head(server) == pytest.approx([1.0 + 0.25 * 3 / (2 * mean) * (mean + more)])
+
+
+def test_who_says_nothing_does_not_hold_the_others_up():
+    server, *tasks = begun(3, share=1.0, reach=0.3)
+    server.handle(*(answer(t, w) for t, w in zip(tasks, (0.0, 0.0, 3.0), strict=True)))
+    assert head(server) == [1.0]
 
 
 def test_words_weigh_by_examples_and_the_step_is_per_turn():

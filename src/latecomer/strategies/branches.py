@@ -305,16 +305,16 @@ class Branches:
         if self._uniting is not None and gone in self._uniting:
             self._uniting = self._direction = None
 
-    def expected(self, devices: Iterable[int]) -> Tensor | None:
+    def expected(self, devices: Iterable[int], classes: int) -> Tensor | None:
         """The mean soft label on the data of these devices, as far as they have told theirs."""
-        told = [m.soft for d in devices if (m := self._members.get(d)) and m.soft is not None]
-        alike = [soft for soft in told if soft.shape == told[0].shape]
-        return torch.stack(alike).mean(0) if alike else None
+        softs = [m.soft for d in devices if (m := self._members.get(d))]
+        told = [soft for soft in softs if soft is not None and len(soft) == classes]
+        return torch.stack(told).mean(0) if told else None
 
     def errors(self, devices: Iterable[int]) -> dict[int, float]:
-        """The last judgement of each of these devices that has given one."""
+        """The share of errors that each of these devices has last told."""
         recent = {d: m.recent for d in devices if (m := self._members.get(d))}
-        return {d: last[-1] for d, last in recent.items() if last and last[-1] >= 0}
+        return {d: last[-1] for d, last in recent.items() if last and 0 <= last[-1] <= 1}
 
     def state(self) -> dict[str, Any]:
         members = {d: finite(astuple(m)) for d, m in self._members.items()}

@@ -1,6 +1,7 @@
 """What a server knows of how devices make models their own (`latecomer.device.personal`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from latecomer.core.messages import Contribution, Note
 from latecomer.core.strategy import Commit, Drop, Merge, ServerView
 from latecomer.strategies.branches import Branches
 from latecomer.strategies.fitting import Around
+from latecomer.strategies.roll_call import HEAVIEST
 
 # How spread the errors of devices are, where 1 is chance: when they are alike, and when not.
 ALIKE, DIFFERENT = 1.5, 2.5
@@ -20,29 +22,31 @@ class Owning(Around[Merge]):
 
     A device adds `keep` of its own last change, and reckons with its class mix as far as `mix`. In
     simulation the server speaks for it, so it keeps the last change of each, also of those who are
-    gone. From their judgements, where there are any, it knows what classes a model expects, and
-    whether devices differ at all: if not, what one has learnt alone is worse than what all have,
-    and nothing is kept.
+    gone. From their judgements it knows what classes a model expects, and whether devices differ at
+    all: until they are seen to, nothing is kept, because what one has learnt alone is worse than
+    what all have.
     """
 
     def __init__(self, inner: Merge, keep: float, mix: float, branches: Branches | None) -> None:
         super().__init__(inner)
         self.mix = mix
         self._keep, self._branches = keep, branches
-        self._changes: dict[int, Tensor] = {}
+        self._changes: dict[int, tuple[int, Tensor]] = {}  # device -> task's number, change
         self._examples: dict[int, int] = {}
-        self._since, self._apart = 0, True
+        self._since, self._apart = 0, False
 
     @property
     def keep(self) -> float:
         return self._keep if self._apart else 0.0
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
-        device, update = contribution.task.device, contribution.update
+        task, update = contribution.task, contribution.update
         self._since += 1
-        self._examples[device] = update.num_examples
-        if self._keep and update.delta is not None and not update.noise_std:
-            self._changes[device] = update.delta
+        self._examples[task.device] = update.num_examples
+        known, _ = self._changes.get(task.device, (-1, None))
+        # A repaired update may come after a newer one.
+        if self._keep and update.delta is not None and not update.noise_std and task.number > known:
+            self._changes[task.device] = (task.number, update.delta)
         return self.inner.add(contribution, view)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
@@ -50,11 +54,11 @@ class Owning(Around[Merge]):
 
     def change(self, device: int) -> Tensor | None:
         """What its training last changed, as far as it is known."""
-        return self._changes.get(device)
+        return self._changes[device][1] if device in self._changes else None
 
-    def expected(self, devices: Sequence[int]) -> Tensor | None:
+    def expected(self, devices: Sequence[int], classes: int) -> Tensor | None:
         """The shares of the classes that the model of these devices expects."""
-        return self._branches.expected(devices) if self._branches else None
+        return self._branches.expected(devices, classes) if self._branches else None
 
     def tell(self, view: ServerView) -> Iterable[Note]:
         yield from super().tell(view)
@@ -67,8 +71,10 @@ class Owning(Around[Merge]):
         spread = dispersion([(error, self._examples[d]) for d, error in errors.items()])
         if self._apart != (spread >= (ALIKE if self._apart else DIFFERENT)):
             self._apart = not self._apart
-            what = "differ: they keep a part of their own" if self._apart else "are alike"
-            reason = f"devices {what}; their errors are {spread:.1f} times as spread as by chance"
+            what = "differ: they keep a part" if self._apart else "are alike: they keep nothing"
+            reason = (
+                f"devices {what} of their own; errors {spread:.1f} times as spread as by chance"
+            )
             fields = {"lineage": "", "version": view.store.commits, "reason": reason}
             yield Note("switch", fields)
 
@@ -82,8 +88,13 @@ class Owning(Around[Merge]):
         self._since, self._apart = state["since"], state["apart"]
 
 
-def dispersion(errors: Sequence[tuple[float, int]]) -> float:
-    """The spread of shares of errors in n examples each, where 1 is chance; 0 if nobody errs."""
+def dispersion(errors: Sequence[tuple[float, float]]) -> float:
+    """The spread of shares of errors in n examples each, where 1 is chance; 0 if nobody errs.
+
+    Nobody counts for more than ten times the usual number of examples.
+    """
+    most = HEAVIEST * median(n for _, n in errors)
+    errors = [(e, min(n, most)) for e, n in errors]
     total = sum(n for _, n in errors)
     mean = sum(e * n for e, n in errors) / total
     by_chance = mean * (1 - mean) * (len(errors) - 1)

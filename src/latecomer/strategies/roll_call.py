@@ -43,13 +43,13 @@ class Word:
 
 def word_of(contribution: Contribution, heard: int) -> Word:
     delta, task = contribution.delta, contribution.task
-    return Word(delta, task.submodel, contribution.weight, heard, size_of(delta))
+    return Word(delta, task.submodel, contribution.weight, heard, size_of(delta, delta.numel()))
 
 
-def size_of(delta: Tensor) -> float:
-    """Root mean square."""
+def size_of(delta: Tensor, coordinates: int) -> float:
+    """The root of the mean square of so many coordinates; the others are 0."""
     norm: float = delta.norm().item()
-    return norm / math.sqrt(max(1, delta.numel()))
+    return norm / math.sqrt(max(1, coordinates))
 
 
 class RollCall:
@@ -59,8 +59,9 @@ class RollCall:
     of them. A word of more than `clip` times the usual size is shortened to that (0: never). What
     was heard longer ago than a turn counts less, (turns)^-`fade`. With `lead` the change of those
     who have just arrived counts for everybody: not at all at 0 (MIFA), in full at 1 (CA2FL).
-    With `reach` no turn goes further than so many times the usual word (0: as far as it likes):
-    where all say the same, and mean it to the end, twice the mean of old words is too far.
+    With `reach` steps are so short that in a turn the mean moves the model by no more than so many
+    times the usual word (0: as far as it likes): where all say the same, and mean it to the end,
+    twice the mean of old words is too far. What those who lead add is shortened by as much.
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
@@ -104,16 +105,14 @@ class RollCall:
         step = min(1.0, self.step * len(spoke) / members)
         faded = [self._faded(word, turn, view) for word in words.values()]
         params = called(head, faded, step, self.clip)
-        far = size_of(params - head) * members / len(spoke) if self.reach else 0.0  # in a turn
-        ahead = self.lead - len(spoke) / members  # the mean has that share of the change already
+        far = size_of(params - head, widest(faded)) * members / len(spoke)  # in a turn
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
-        if ahead > 0 and changes:
-            longest = self.clip * usual_size(words.values())
-            params = led(params, changes, step * ahead * len(changes) / len(spoke), longest)
-        reach = self.reach * usual_size(words.values())
-        if far > reach:
+        if changes:
+            params = led(params, changes, faded, self.lead, step, self.clip)
+        reach = self.reach * usual_size(faded)
+        if 0 < reach < far:
             params = torch.lerp(head, params, reach / far)
         return Commit(lineage, params, len(arrived), others)
 
@@ -176,6 +175,11 @@ def usual_size(words: Iterable[Word]) -> float:
     return median(word.size for word in words)
 
 
+def widest(words: Iterable[Word]) -> int:
+    """How many coordinates are covered: narrower networks are corners of wider ones."""
+    return max(word.delta.numel() for word in words)
+
+
 def same(one: Word, other: Word) -> bool:
     """Whether both are of the same part of the model."""
     return name_of(one.submodel) == name_of(other.submodel)
@@ -183,9 +187,8 @@ def same(one: Word, other: Word) -> bool:
 
 def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Tensor:
     """head + step * weighted mean of the words, per coordinate over those who trained it."""
-    heaviest = HEAVIEST * median(word.weight for word in words)
+    heaviest, longest = bounds(words, clip)
     weights = [min(word.weight, heaviest) for word in words]
-    longest = clip * usual_size(words)
     factors = [
         weight * shortened(word, longest) for word, weight in zip(words, weights, strict=True)
     ]
@@ -203,17 +206,34 @@ def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Ten
 
 
 def led(
-    params: Tensor, changes: Sequence[tuple[Word, Word]], step: float, longest: float
+    params: Tensor,
+    changes: Sequence[tuple[Word, Word]],
+    words: Sequence[Word],
+    lead: float,
+    step: float,
+    clip: float,
 ) -> Tensor:
-    """params + step * weighted mean of what each has changed its word by."""
-    heaviest = HEAVIEST * median(now.weight for _, now in changes)
-    total, share = torch.zeros_like(params), torch.zeros_like(params)
+    """params + step * what is missing to `lead` of the mean change of those who have spoken.
+
+    Their share of all words is in the mean of these already: per coordinate, over those who
+    trained it.
+    """
+    heaviest, longest = bounds(words, clip)
+    total, share, whole = (torch.zeros_like(params) for _ in range(3))
     for was, now in changes:
         weight, index = min(now.weight, heaviest), covered(now.submodel)
         change = shortened(now, longest) * now.delta - shortened(was, longest) * was.delta
         total[index] += weight * change
         share[index] += weight
-    return torch.where(share > 0, params + step * total / share, params)
+    for word in words:
+        whole[covered(word.submodel)] += min(word.weight, heaviest)
+    ahead = (lead - share / whole).clamp_min(0.0)
+    return torch.where(share > 0, params + step * ahead * total / share, params)
+
+
+def bounds(words: Sequence[Word], clip: float) -> tuple[float, float]:
+    """The most that one may weigh, and how long a word may be (0: any length)."""
+    return HEAVIEST * median(word.weight for word in words), clip * usual_size(words)
 
 
 def shortened(word: Word, longest: float) -> float:

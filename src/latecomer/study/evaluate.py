@@ -93,7 +93,7 @@ class Evaluator:
                 logits = self._logits(params, x, submodel)
                 pieces = list(torch.split(logits, [len(p.y) for p in parts]))
             else:
-                pieces = list(self._personal(own, params, submodel, devices, time))
+                pieces = list(self._personal(own, params, submodel, devices, parts, time))
             for device, part, piece in zip(devices, parts, pieces, strict=True):
                 found[device] = scores(confusion(part.y, piece.argmax(1), classes), 0.0)
         accuracy = {device: each.accuracy for device, each in found.items()}
@@ -114,13 +114,14 @@ class Evaluator:
         params: Tensor,
         submodel: Submodel | None,
         devices: Sequence[int],
+        parts: Sequence[Examples],
         time: float,
     ) -> Iterator[Tensor]:
         """The outputs of the model that each device makes of this one, on its held-back data."""
-        expected = own.expected(devices)
-        for device in devices:
+        expected = own.expected(devices, self.experiment.federation.num_classes)
+        for device, part in zip(devices, parts, strict=True):
             ours = own_params(params, own.change(device), own.keep)
-            logits = self._logits(ours, self.experiment.test_of(device, time).x, submodel)
+            logits = self._logits(ours, part.x, submodel)
             labels = self.experiment.train_of(device, time).y
             yield own_logits(logits, labels, own.mix, expected)
 
