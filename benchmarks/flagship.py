@@ -173,7 +173,7 @@ def tuned(name: str, scenario: Scenario, args: argparse.Namespace) -> dict[str, 
     """The best rate of every method; those known from an earlier call are kept."""
     path = Path(args.out) / f"{name}-rates.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    missing = {l: changes for l, changes in scenario.methods().items() if l not in known}
+    missing = {name: how for name, how in scenario.methods().items() if name not in known}
     if not missing:
         return known
     methods = {

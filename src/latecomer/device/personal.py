@@ -1,4 +1,4 @@
-"""How a device makes the model it was sent its own before it uses it. Nothing of this is sent.
+"""How a device makes the model it was sent its own before it uses it. It sends nothing for that.
 
 A model that serves many says too seldom what is frequent here. A device knows its class mix, and by
 Bayes' rule the logits want log(share here / share the model expects) added (Saerens et al. 2002).
