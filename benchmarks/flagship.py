@@ -76,6 +76,13 @@ OFF: dict[str, dict[str, Any]] = {
     "quorum": {"share": 0.7, "wait": True},
     "at once": {"share": 0.0},
 }
+# Drawn by --charts, where they took part.
+DRAWN = ("latecomer", "ca2fl", "feddc", "fedbuff", "asyncfeded", "semi-async", "fedasync", "fedavg")
+COLUMNS = {
+    "accuracy": "accuracy",
+    "accuracy_affected": "late class",
+    "client_accuracy": "on devices",
+}
 # Baselines use models as they are sent: so does the second of ours.
 OWN = {"latecomer": {}, "latecomer as sent": {"keep": 0.0, "mix": 0.0}}
 
@@ -243,6 +250,14 @@ def study(name: str, args: argparse.Namespace) -> tuple[Runs, str]:
     return runs, table(shown, digits | dict.fromkeys(("acc", "late", "on", "worst", "eps"), 3))
 
 
+def draw(name: str, runs: Runs, folder: Path) -> None:
+    some = {key: run for key, run in runs.items() if key[0] in DRAWN}
+    for column, what in COLUMNS.items():
+        path = folder / f"flagship-{name}-{column.replace('_', '-')}.svg"
+        lines = curves(some, column, "virtual_seconds")
+        line_chart(path, f"{name}: {what}", "virtual seconds", what, lines)
+
+
 def main() -> None:
     parser = arguments(__doc__ or "", SCENARIOS, "runs/flagship")
     args = parser.parse_args()
@@ -252,12 +267,7 @@ def main() -> None:
         runs, text = study(name, args)
         print(f"\n## {name}\n\n{text}\n", flush=True)
         if args.charts:
-            best = list(by_method(runs))[:7]
-            some = {key: run for key, run in runs.items() if key[0] in best}
-            for column, what in (("accuracy", "accuracy"), ("accuracy_affected", "late class")):
-                path = Path(args.charts) / f"flagship-{name}-{column}.svg"
-                lines = curves(some, column, "virtual_seconds")
-                line_chart(path, f"{name}: {what}", "virtual seconds", what, lines)
+            draw(name, runs, Path(args.charts))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class TrainSpec:
     lr_scale: float = 1.0
     feedback: bool = False  # send how well the model fits, see device/feedback.py
     hold_back: bool = True  # what is judged by is not trained on
+    mix: float = 0.0  # how far the device's class mix is allowed for when it judges; 0 = not
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise

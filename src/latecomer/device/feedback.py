@@ -7,25 +7,29 @@ import torch
 from torch import Tensor
 
 from latecomer.device.flat import FlatModel
+from latecomer.device.personal import own_logits
 
 EVALUATED_AT_ONCE = 4096  # examples
 
 
 @torch.no_grad()
-def feedback(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> dict[str, float]:
+def feedback(
+    model: FlatModel, params: Tensor, x: Tensor, y: Tensor, mix: float = 0.0
+) -> dict[str, float]:
     """The device's judgement of the model at `params`, as metrics of an update.
 
     "feedback": chi-squared of the predicted against the actual label frequencies, times the
     variance of the soft labels (Eq. 3), which is small for an untrained model. "error": the share
-    of examples that are predicted wrongly, of which frequencies alone tell nothing. "soft_0" ...:
-    the mean soft label.
+    of examples that are predicted wrongly, of which frequencies alone tell nothing; with `mix` as
+    the device would predict them. "soft_0" ...: the mean soft label.
     """
     outputs = [model.logits(params, part) for part in torch.split(x, EVALUATED_AT_ONCE)]
-    soft = torch.cat(outputs).double().softmax(1)
+    logits = torch.cat(outputs).double()
+    soft = logits.softmax(1)
     predicted, classes = soft.argmax(1), soft.shape[1]
     spread = soft.var(1, correction=0).mean().item()
     chi2 = chi_squared(frequencies(predicted, classes), frequencies(y, classes))
-    wrong = (predicted != y).double().mean().item()
+    wrong = (own_logits(logits, y, mix).argmax(1) != y).double().mean().item()
     told = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
     return told | {f"soft_{j}": value for j, value in enumerate(soft.mean(0).tolist())}
 
