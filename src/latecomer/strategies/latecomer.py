@@ -9,7 +9,6 @@ training; nobody can shout.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from latecomer.core.messages import TrainSpec
 from latecomer.core.strategy import Merge, Strategy, as_it_is, stay_home
@@ -71,7 +70,7 @@ def latecomer(
         weigh=weigh,
         merge=Telling(merge, behind=_turn(share)) if broadcast else merge,
         dispatch=WhenReady(branches, wait),
-        prepare=partial(_judging, mix),
+        prepare=_judging,
         personal=clusters > 1,
         own=owning,
     )
@@ -98,7 +97,7 @@ def _turn(share: float) -> int:
     return max(2, round(1 / share)) if share else 100
 
 
-def _judging(mix: float, spec: TrainSpec) -> TrainSpec:
+def _judging(spec: TrainSpec) -> TrainSpec:
     # Examples are scarce, and one who finds a model wanting that has seen them is right a fortiori.
     # Nobody is badly served for having few classes: a cluster of those would forget the others.
-    return replace(spec, hold_back=False, mix=mix)
+    return replace(spec, hold_back=False, mix=1.0)
