@@ -133,6 +133,9 @@ def test_options_reach_only_the_strategy_they_name(tree: Tree) -> None:
     assert options(tree, "slow-async") == {"alpha": 0.2}
     variant = merged(tree, {"compare": {"big": {"strategy": {"name": "fedbuff", "p": 1.0}}}})
     assert options(variant, "big") == {"size": 3, "p": 1.0}
+    unnamed = {**tree, "strategy": {"step": 0.5}}
+    assert options(unnamed, "latecomer") == {"step": 0.5}
+    assert options(unnamed, "fedavg") == {}
 
 
 def test_the_seed_of_the_config_gives_way(tree: Tree) -> None:

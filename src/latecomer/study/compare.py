@@ -60,14 +60,14 @@ RunCell = Callable[[Cell, Path], dict[str, Any]]  # gives the summary
 
 def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     """All runs. `[compare.LABEL]` in the config holds what is different for that strategy."""
-    parse(tree)
+    named = parse(tree).strategy.name
     special, own = tree.get("compare", {}), tree.get("strategy", {})
     found = []
     for label in strategies:
         changes = special.get(label, {})
         name = _strategy_named(changes) or label
         # Options in [strategy] belong to the strategy that is named there, and to no other.
-        options = own if own.get("name") == name else {}
+        options = own if named == name else {}
         base = {**tree, "strategy": {**options, "name": name}}
         for seed in seeds:
             cell = {**merged(base, changes), "seed": seed}
