@@ -84,7 +84,7 @@ COLUMNS = {
     "client_accuracy": "on devices",
 }
 # Baselines use models as they are sent: so does the second of ours.
-OWN = {"latecomer": {}, "latecomer as sent": {"keep": 0.0, "mix": 0.0}}
+OWN = {"latecomer": {}, "as sent": {"keep": 0.0, "mix": 0.0}}
 
 
 @dataclass(frozen=True)
