@@ -34,6 +34,8 @@ def test_all_switched_off_it_is_fedavg_bit_for_bit():
         {"clusters": 4},
         {"share": 0.3, "wait": False},
         {"lead": 1.0},
+        {"reach": 0.3},
+        {"keep": 0.5, "mix": 1.0},
     ],
     ids=lambda part: next(iter(part)),
 )

@@ -28,7 +28,7 @@ from latecomer.strategies.inversion import (
     surrogate,
 )
 from latecomer.strategies.judging import Judge
-from latecomer.strategies.switching import Switch
+from latecomer.strategies.switching import Switch, switch_note
 from latecomer.strategies.uniqueness import Peers, Rule, is_unique, sketch
 
 # Differentiating through one training step costs about nine forward passes: forward and backward
@@ -153,7 +153,7 @@ class Compensator:
     def _complain(self, reason: str) -> None:
         if not self._complained:
             self._complained = True
-            self._notes.append(Note("switch", {"lineage": MAIN, "version": 0, "reason": reason}))
+            self._notes.append(switch_note(reason, 0, MAIN))
 
     def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
         """Later than others usually are; what is usual must have been seen first."""

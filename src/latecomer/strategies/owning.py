@@ -11,6 +11,7 @@ from latecomer.core.strategy import Commit, Drop, Merge, ServerView
 from latecomer.strategies.branches import Branches
 from latecomer.strategies.fitting import Around
 from latecomer.strategies.roll_call import HEAVIEST
+from latecomer.strategies.switching import switch_note
 
 # How spread the errors of devices are, where 1 is chance: when they are alike, and when not.
 ALIKE, DIFFERENT = 1.5, 2.5
@@ -75,8 +76,7 @@ class Owning(Around[Merge]):
             reason = (
                 f"devices {what} of their own; errors {spread:.1f} times as spread as by chance"
             )
-            fields = {"lineage": "", "version": view.store.commits, "reason": reason}
-            yield Note("switch", fields)
+            yield switch_note(reason, view.store.commits)
 
     def state(self) -> dict[str, Any]:
         own = {"changes": dict(self._changes), "examples": dict(self._examples)}

@@ -105,19 +105,23 @@ class RollCall:
         step = min(1.0, self.step * len(spoke) / members)
         faded = [self._faded(word, turn, view) for word in words.values()]
         params = called(head, faded, step, self.clip)
-        far = size_of(params - head, widest(faded)) * members / len(spoke)  # in a turn
+        within = self._within_reach(params - head, faded, members / len(spoke)) if self.reach else 1
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
         if changes:
             params = led(params, changes, faded, self.lead, step, self.clip)
-        reach = self.reach * usual_size(faded)
-        if 0 < reach < far:
-            params = torch.lerp(head, params, reach / far)
+        if within < 1:
+            params = torch.lerp(head, params, within)
         return Commit(lineage, params, len(arrived), others)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
+
+    def _within_reach(self, move: Tensor, words: Sequence[Word], commits: float) -> float:
+        """The share of a move that, made in all commits of a turn, stays within reach."""
+        reach, far = self.reach * usual_size(words), size_of(move, widest(words)) * commits
+        return reach / far if 0 < reach < far else 1.0
 
     def _faded(self, word: Word, turn: float, view: ServerView) -> Word:
         turns = (view.store.commits - word.heard) / turn
@@ -219,7 +223,10 @@ def led(
     trained it.
     """
     heaviest, longest = bounds(words, clip)
-    total, share, whole = (torch.zeros_like(params) for _ in range(3))
+    total = torch.zeros_like(params)
+    # Where all train the whole model, every coordinate has the same share.
+    alike = all(word.submodel is None for word in words)
+    share, whole = (params.new_zeros(1) if alike else torch.zeros_like(params) for _ in range(2))
     for was, now in changes:
         weight, index = min(now.weight, heaviest), covered(now.submodel)
         change = shortened(now, longest) * now.delta - shortened(was, longest) * was.delta

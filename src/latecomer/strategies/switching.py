@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from latecomer.core.messages import Note
+
 HALF_NORMAL = 2.0 / math.pi  # the squared mean of |z|, z standard normal
+
+
+def switch_note(reason: str, version: int, lineage: str = "") -> Note:
+    """The line of the log that says why a part begins or ends, for a lineage or for all."""
+    return Note("switch", {"lineage": lineage, "version": version, "reason": reason})
 
 
 def error(guess: Tensor, truth: Tensor, noise_variance: float = 0.0) -> float:

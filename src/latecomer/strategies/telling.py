@@ -11,6 +11,7 @@ from typing import Any
 from latecomer.core.messages import Contribution, Note, Task
 from latecomer.core.strategy import Absorb, Commit, Drop, Merge, ServerView, Split, Spread
 from latecomer.strategies.fitting import Around
+from latecomer.strategies.switching import switch_note
 
 RECENT = 40  # answers of devices that were told
 MOST_TOLD = 1000  # tasks whose answers are awaited
@@ -57,8 +58,7 @@ class Telling(Around[Merge]):
             return
         self._on = False
         reason = f"broadcasts end: {sum(self._used)} of the last {RECENT} were of use"
-        fields = {"lineage": "", "version": view.store.commits, "reason": reason}
-        self._notes.append(Note("switch", fields))
+        self._notes.append(switch_note(reason, view.store.commits))
 
     def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]:
         told_of = dict.fromkeys(self._changed) if self._on else {}

@@ -75,7 +75,7 @@ class Evaluator:
     def on_devices(self, server: Server, time: float = 0.0) -> ClientAccuracy:
         """On every device's own held-back data: one forward pass per model, not per device.
 
-        A model that devices make their own is another one on each.
+        A model on which devices put changes of their own is another one on each.
         """
         groups: dict[tuple[str, str], list[int]] = {}
         for device in self._measured:
@@ -87,15 +87,9 @@ class Evaluator:
             parts = [self.experiment.test_of(d, time) for d in devices]
             submodel = server.carries(devices[0])
             params = take(server.store.head_params(lineage), submodel)
-            own = server.strategy.own
-            if own is None:
-                x = torch.cat([p.x for p in parts])
-                logits = self._logits(params, x, submodel)
-                pieces = list(torch.split(logits, [len(p.y) for p in parts]))
-            else:
-                pieces = list(self._personal(own, params, submodel, devices, parts, time))
-            for device, part, piece in zip(devices, parts, pieces, strict=True):
-                found[device] = scores(confusion(part.y, piece.argmax(1), classes), 0.0)
+            outputs = self._outputs(server.strategy.own, params, submodel, devices, parts, time)
+            for device, part, logits in zip(devices, parts, outputs, strict=True):
+                found[device] = scores(confusion(part.y, logits.argmax(1), classes), 0.0)
         accuracy = {device: each.accuracy for device, each in found.items()}
         late = [accuracy[d] for d in self.experiment.fleet.late if d in accuracy]
         return ClientAccuracy(
@@ -108,20 +102,28 @@ class Evaluator:
             each=accuracy,
         )
 
-    def _personal(
+    def _outputs(
         self,
-        own: Owns,
+        own: Owns | None,
         params: Tensor,
         submodel: Submodel | None,
         devices: Sequence[int],
         parts: Sequence[Examples],
         time: float,
     ) -> Iterator[Tensor]:
-        """The outputs of the model that each device makes of this one, on its held-back data."""
+        """The outputs of what each device makes of this model, on its held-back data."""
+        each: Iterator[Tensor]
+        if own is not None and own.keep:
+            changed = (own_params(params, own.change(d), own.keep) for d in devices)
+            each = (self._logits(p, of.x, submodel) for p, of in zip(changed, parts, strict=True))
+        else:
+            logits = self._logits(params, torch.cat([part.x for part in parts]), submodel)
+            each = iter(torch.split(logits, [len(part.y) for part in parts]))
+        if own is None or not own.mix:
+            yield from each
+            return
         expected = own.expected(devices, self.experiment.federation.num_classes)
-        for device, part in zip(devices, parts, strict=True):
-            ours = own_params(params, own.change(device), own.keep)
-            logits = self._logits(ours, part.x, submodel)
+        for device, logits in zip(devices, each, strict=True):
             labels = self.experiment.train_of(device, time).y
             yield own_logits(logits, labels, own.mix, expected)
 
