@@ -9,12 +9,10 @@ and whoever calls it asks `is_known` first. It is run as a program, once for eac
 """
 
 import argparse
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from logging import ERROR, INFO
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +64,7 @@ def supernode(arguments: Sequence[str]) -> None:
             time.sleep(haste.wait())
 
     vars(loop)["time"] = SimpleNamespace(sleep=sleep)
+    vars(loop)["_pull_and_store_message"] = tidy(loop._pull_and_store_message)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--parent-pid", type=int)
     ours, theirs = parser.parse_known_args(arguments)
@@ -73,6 +72,41 @@ def supernode(arguments: Sequence[str]) -> None:
         start_parent_process_monitor(ours.parent_pid)
     sys.argv = ["flower-supernode", *theirs]
     flower_supernode()
+
+
+def tidy(receive: Callable[..., int | None]) -> Callable[..., int | None]:
+    """How a SuperNode receives a message, without leftovers when the run ends meanwhile.
+
+    Flower tidies up after an `Exception`, and the end of a run is none. A task that it leaves
+    behind is answered in the end, if only with an error. The SuperNode, which does not look whose
+    reply it is, takes that for the reply to a later message, and from then on every reply waits in
+    the node for the next message to come.
+    """
+    from flwr.supercore.run import RunNotRunningException
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            try:
+                return call(*given)
+            except RunNotRunningException:
+                raise RuntimeError("the run is over") from None
+
+        return called
+
+    def received(
+        state: Any, pull_object: Any, confirm_message_received: Any, **others: Any
+    ) -> int | None:
+        run = receive(
+            state=state,
+            pull_object=failing(pull_object),
+            confirm_message_received=failing(confirm_message_received),
+            **others,
+        )
+        if run is None:
+            state.delete_messages()  # the client may have been quick, and have replied already
+        return run
+
+    return received
 
 
 class Executor:
@@ -102,7 +136,8 @@ class Executor:
                 continue
             if self.fab and fab != self.fab:
                 self._begin_anew(token, fab)
-            token, fab = self._perform(token, fab, asking)
+            self._perform(token, fab)
+            token = ""
             self.haste.worked()
 
     def _client(self, token: str = "") -> Any:
@@ -155,15 +190,16 @@ class Executor:
         command = [sys.executable, "-m", "latecomer.deploy.warm", "client", self.address, *given]
         os.execv(sys.executable, [*command, "--token", token, "--fab", fab])
 
-    def _perform(self, token: str, fab: str, asking: Any) -> tuple[str, str]:
-        """One task, as Flower's own `run_clientapp` does it, but for the end of the process.
-
-        Gives the next one, if there is one already.
-        """
+    def _perform(self, token: str, fab: str) -> None:
+        """One task, as Flower's own `run_clientapp` does it, but for the end of the process."""
         from flwr.app import Error, Message
         from flwr.supercore import log
         from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-        from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+        from flwr.supernode.runtime.run_clientapp import (
+            pull_task_input,
+            push_message,
+            push_task_output,
+        )
 
         client = self._client(token)
         heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -171,13 +207,7 @@ class Executor:
         status, details = "failed", "the client could not be run"
         try:
             heart.start()
-            given, newer = self._input(client, asking)
-            if given is None:
-                log(INFO, "a task was given up: the SuperNode has another one")
-                if heart.is_running:
-                    heart.stop()
-                return newer
-            message, context, run, archive = given
+            message, context, run, archive = pull_task_input(client)
             if self.app is None:
                 # Even if it fails: a mended app must not meet the modules of this one.
                 self.fab = fab
@@ -185,9 +215,11 @@ class Executor:
             reply = self.app(message=message, context=context)
             status, details = "completed", ""
         except (Exception, SystemExit) as error:  # a client that calls exit() must not end ours
-            log(ERROR, "the client raised an error", exc_info=error)
             details = f"{type(error)}:<'{error}'>"
-            if message is not None:
+            if message is None:
+                log(INFO, "a task came without its message, its run may be over: %s", error)
+            else:
+                log(ERROR, "the client raised an error", exc_info=error)
                 reply = Message(Error(2, details), reply_to=message)
         try:
             if reply is not None and context is not None:
@@ -199,25 +231,6 @@ class Executor:
             if heart.is_running:
                 heart.stop()
             client.close()
-        return "", ""
-
-    def _input(self, client: Any, asking: Any) -> tuple[Any, tuple[str, str]]:
-        """What the task brings; or None, and a newer task.
-
-        When a run ends while its SuperNode receives a message, Flower leaves a task behind whose
-        message never comes, and would wait for it for two hours. A SuperNode handles one message
-        at a time: if it has another task, nobody waits for this one.
-        """
-        import httpx
-        from flwr.supernode.runtime.run_clientapp import pull_task_input
-
-        pulled: Future[Any] = ThreadPoolExecutor(1).submit(pull_task_input, client)
-        while not wait([pulled], timeout=AWAY).done:
-            with contextlib.suppress(httpx.HTTPError):
-                newer = self._acquire(asking)
-                if newer[0]:
-                    return None, newer
-        return pulled.result(), ("", "")
 
 
 def load(run: Any, archive: Any) -> "ClientApp":
@@ -243,7 +256,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--fab", default="")
     given = parser.parse_args(arguments)
     Executor(given.address, given.parent_pid, given.secret_file).run(given.token, given.fab)
-    os._exit(0)  # a thread may still wait for a message that never comes
 
 
 if __name__ == "__main__":
