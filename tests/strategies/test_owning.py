@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from latecomer.core.messages import (
     Arrived,
@@ -16,6 +17,7 @@ from latecomer.core.messages import (
 )
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
+from latecomer.device.flat import FlatModel
 from latecomer.strategies.branches import Branches
 from latecomer.strategies.owning import FEWEST, Owning, dispersion
 from latecomer.strategies.roll_call import RollCall
@@ -79,6 +81,67 @@ def test_devices_keep_something_while_they_differ():
     _, notes = tell(server, commands, (0.2, 0.2), FEWEST)
     assert owning.keep == 0.0
     assert ["alike" in note for note in notes] == [True]
+
+
+def skewed(calibrate=1.0):
+    """Two devices with a class each, and a model of two outputs that says the first too often."""
+    network = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)
+    branches = Branches(1, 4, 20, turns=3.0, partial=False, listen=3)
+    owning = Owning(RollCall(0.5, 1.0, 0.0), 0.0, 0.0, branches, calibrate)
+    strategy = Strategy(route=branches, merge=owning, own=owning)
+    server = Server(torch.zeros(4), strategy, TrainSpec(), networks=lambda submodel: network)
+    return server, owning, server.handle(Joined(0), Joined(1))
+
+
+def judge(server, commands, shares, times):
+    """Both devices hold these shares; the notes that come of it, and the last commands."""
+    notes = []
+    for _ in range(times):
+        tasks = [c.task for c in commands if isinstance(c, Send)]
+        told = {"error": 0.1, "soft_0": 0.7, "soft_1": 0.3, "sway_0": 0.2, "sway_1": 0.2}
+        arrivals = [
+            Update(
+                t.id,
+                torch.zeros(4),
+                50,
+                told | {"share_0": shares[t.device], "share_1": 1 - shares[t.device]},
+            )
+            for t in tasks
+        ]
+        commands = server.handle(
+            *(Arrived(t.device, u) for t, u in zip(tasks, arrivals, strict=True))
+        )
+        notes += [
+            c.fields["reason"] for c in commands if isinstance(c, Note) and c.kind == "switch"
+        ]
+    return commands, notes
+
+
+def test_a_model_of_skewed_devices_is_calibrated_in_its_output_bias():
+    server, owning, commands = skewed()
+    assert server.model() is server.store.head_params()
+    commands, notes = judge(server, commands, (1.0, 0.0), FEWEST)
+    assert ["calibrated" in note for note in notes] == [True]
+    # It lacks 0.2 of the second class: 0.2 / (0.2 + 5 / 100).
+    assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.8, 0.8])
+    assert server.store.head_params().tolist() == [0.0] * 4  # what is trained stays as it is
+    assert owning.expected([0, 1], 2).tolist() == [0.5, 0.5]
+    again = skewed()[0]
+    again.restore(server.state())
+    assert again.model().tolist() == server.model().tolist()
+    _, notes = judge(server, commands, (0.5, 0.5), FEWEST)
+    assert ["stay" in note for note in notes] == [True]
+    assert server.model() is server.store.head_params()
+
+
+def test_half_of_it_where_that_is_wished():
+    server, _, commands = skewed(calibrate=0.5)
+    judge(server, commands, (1.0, 0.0), FEWEST)
+    assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.4, 0.4])
+    server, _, commands = skewed(calibrate=0.0)
+    _, notes = judge(server, commands, (1.0, 0.0), FEWEST)
+    assert not notes
+    assert server.model() is server.store.head_params()
 
 
 def test_errors_that_cannot_be_are_not_counted():

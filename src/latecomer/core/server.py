@@ -91,6 +91,11 @@ class Server:
         """The lineage whose model this device uses."""
         return self.store.resolve(self._homes.get(device, MAIN))
 
+    def model(self, lineage: str = MAIN) -> Tensor:
+        """The newest model of a lineage, as it is to be used."""
+        own = self.strategy.own
+        return self.store.head_params(lineage) if own is None else own.calibrated(lineage, self)
+
     def carries(self, device: int) -> Submodel | None:
         """The part of the model that this device uses."""
         return self._carried.get(device)

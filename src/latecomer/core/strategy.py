@@ -174,13 +174,17 @@ class FollowsLineages(Protocol):
 
 
 class Owns(Protocol):
-    """How devices make the model they use their own: see `latecomer.device.personal`."""
+    """How a model is made fit for use, and devices make it their own (`device.personal`).
+
+    `calibrated` is the newest model of a lineage as it is to be used; it is trained as it is.
+    """
 
     @property
     def keep(self) -> float: ...
     @property
     def mix(self) -> float: ...
     def change(self, device: int) -> Tensor | None: ...
+    def calibrated(self, lineage: str, view: ServerView) -> Tensor: ...
     def expected(self, devices: Sequence[int], classes: int) -> Tensor | None: ...
 
 
@@ -266,7 +270,7 @@ class Strategy:
     `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet,
     `personal` that devices are gathered in clusters with models of their own. `needs` names what
     devices must tell of their data beside the delta, if it does not work without. With
-    `own` devices do not use the model as it is sent.
+    `own` the model that is used is not the one that is trained.
     """
 
     name: str = "custom"

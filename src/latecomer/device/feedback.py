@@ -21,7 +21,8 @@ def feedback(
     "feedback": chi-squared of the predicted against the actual label frequencies, times the
     variance of the soft labels (Eq. 3), which is small for an untrained model. "error": the share
     of examples that are predicted wrongly, of which frequencies alone tell nothing; with `mix` as
-    the device would predict them. "soft_0" ...: the mean soft label.
+    the device would predict them. Per class, "soft_0" ...: the mean soft label p, "share_0" ...:
+    how often it is, "sway_0" ...: the mean of p (1 - p).
     """
     outputs = [model.logits(params, part) for part in torch.split(x, EVALUATED_AT_ONCE)]
     logits = torch.cat(outputs).double()
@@ -31,7 +32,14 @@ def feedback(
     chi2 = chi_squared(frequencies(predicted, classes), frequencies(y, classes))
     wrong = (own_logits(logits, y, mix).argmax(1) != y).double().mean().item()
     told = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
-    return told | {f"soft_{j}": value for j, value in enumerate(soft.mean(0).tolist())}
+    per_class = {
+        "soft": soft.mean(0),
+        "share": torch.bincount(y, minlength=classes) / len(y),
+        "sway": (soft * (1 - soft)).mean(0),
+    }
+    for name, values in per_class.items():
+        told |= {f"{name}_{j}": value for j, value in enumerate(values.tolist())}
+    return told
 
 
 def frequencies(labels: Tensor, classes: int) -> Tensor:

@@ -17,7 +17,15 @@ from torch import Tensor
 from latecomer.core.messages import MAIN, Contribution, TrainSpec
 from latecomer.core.strategy import Absorb, Assignment, ServerView
 from latecomer.core.submodel import covered, take
-from latecomer.strategies.members import Cluster, Homes, Member, finite, is_distribution, numbers
+from latecomer.strategies.members import (
+    Cluster,
+    Homes,
+    Member,
+    finite,
+    is_distribution,
+    numbers,
+    per_class,
+)
 from latecomer.strategies.pairing import Pairing
 from latecomer.strategies.quota import quota
 from latecomer.strategies.uniting import united
@@ -32,6 +40,7 @@ LONGEST_REST = 64  # refinements
 TRIAL = 4  # uploads after which a founder must have found company
 ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
 LASTING = 3  # judgements in a row that must be bad
+MOST_SWAY = 0.25  # p (1 - p)
 WORSE = 1.5  # times the best judgement so far: the world has changed, and is learnt anew
 
 
@@ -101,8 +110,11 @@ class Branches:
         member.judgement = float(metrics.get(self.judge, math.nan))
         if self.turns:
             member.judgement = self._lasting(member, contribution)
-        soft = [metrics[f"soft_{j}"] for j in range(len(metrics)) if f"soft_{j}" in metrics]
-        member.soft = torch.tensor(soft, dtype=torch.float64) if is_distribution(soft) else None
+        soft, share, sway = (per_class(metrics, name) for name in ("soft", "share", "sway"))
+        tells = is_distribution(share) and len(sway) == len(share) == len(soft)
+        tells = tells and min(sway) >= 0 and max(sway) <= MOST_SWAY
+        member.soft = _vector(soft) if is_distribution(soft) else None
+        member.share, member.sway = (_vector(share), _vector(sway)) if tells else (None, None)
         if contribution.task.id == member.question:
             losses = ((name, metrics.get(f"loss_{i}")) for i, name in enumerate(member.offered))
             member.fits = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
@@ -311,6 +323,17 @@ class Branches:
         told = [soft for soft in softs if soft is not None and len(soft) == classes]
         return torch.stack(told).mean(0) if told else None
 
+    def told(self, devices: Iterable[int], classes: int) -> dict[int, tuple[Tensor, ...]]:
+        """The soft labels, shares and sways of the classes, of these devices that tell them."""
+        found: dict[int, tuple[Tensor, ...]] = {}
+        for device in devices:
+            member = self._members.get(device)
+            if member is None or member.soft is None or len(member.soft) != classes:
+                continue
+            if member.share is not None and member.sway is not None:
+                found[device] = (member.soft, member.share, member.sway)
+        return found
+
     def errors(self, devices: Iterable[int]) -> dict[int, float]:
         """The share of errors that each of these devices has last told."""
         recent = {d: m.recent for d in devices if (m := self._members.get(d))}
@@ -336,6 +359,10 @@ class Branches:
         self._founders = dict(state["founders"])
         self._uniting, self._direction = state["uniting"], state["direction"]
         self._usual = numbers([state["usual"]])[0]
+
+
+def _vector(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _whole_delta(contribution: Contribution, view: ServerView) -> Tensor:

@@ -4,8 +4,8 @@ Late updates are repaired, and known devices are spoken for while they are away 
 word in every step, and those who have just spoken lead (MIFA, CA2FL); devices whose data contradict
 each other's get models of their own, and who is far behind is told of the news while it works
 (EchoPFL); who carries a part of the model counts there (PrivaAsyncFed), its `[submodels]` and
-`[privacy]` are the config's; each device makes the model its own by its class mix and its last
-training; nobody can shout.
+`[privacy]` are the config's; a model that skewed devices have made says each class as often as it
+is; each device makes it its own by its class mix and its last training; nobody can shout.
 """
 
 from dataclasses import replace
@@ -50,6 +50,7 @@ def latecomer(
     broadcast: bool = True,
     keep: Proportion = 0.5,
     mix: Proportion = 1.0,
+    calibrate: Proportion = 1.0,
     samples: Count = 32,
     iterations: Count = 40,
     server_gflops: NotNegative = 10.0,
@@ -59,9 +60,10 @@ def latecomer(
     weigh = by_examples()
     repairs = _repairs(wait, samples, iterations, server_gflops, save_estimates) if repair else None
     stand_ins = StandIns(repairs, weigh) if repairs and stand_in else None
-    branches = _branches(clusters) if clusters > 1 else None
+    # Judgements are for more than clusters.
+    branches = _branches(clusters) if clusters > 1 or keep or mix or calibrate else None
     merge: Merge = RollCall(share, step, clip, fade, lead, reach, stand_ins)
-    owning = Owning(merge, keep, mix, branches) if keep or mix else None
+    owning = Owning(merge, keep, mix, branches, calibrate) if keep or mix or calibrate else None
     merge = owning or merge
     return Strategy(
         name="latecomer",

@@ -14,7 +14,7 @@ Homes = Mapping[str, Sequence[int]]  # lineage -> the devices that use it
 
 @dataclass(slots=True)
 class Member:
-    """What is known of a device: its last judgement and mean soft label, and its uploads."""
+    """What is known of a device: its last judgement, of which classes it told, and its uploads."""
 
     judgement: float = math.nan
     soft: Tensor | None = None
@@ -25,6 +25,8 @@ class Member:
     answers: bool = True  # whether it tells its loss when it is asked; a private one does not
     fits: dict[str, float] = field(default_factory=dict)  # its loss on each of them
     recent: list[float] = field(default_factory=list)  # its last judgements
+    share: Tensor | None = None  # of each class, and how the outputs give way: both or neither
+    sway: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -44,8 +46,13 @@ class Cluster:
 
 
 def is_distribution(values: Sequence[float]) -> bool:
-    """Whether these can be the mean soft label of a device."""
+    """Whether these can be the mean soft label of a device, or its shares of classes."""
     return len(values) > 1 and min(values) >= 0 and abs(sum(values) - 1) < 1e-3
+
+
+def per_class(metrics: Mapping[str, float], name: str) -> list[float]:
+    """What a device tells of each class under this name, as far as there are numbers in a row."""
+    return [metrics[f"{name}_{j}"] for j in range(len(metrics)) if f"{name}_{j}" in metrics]
 
 
 def finite(values: Sequence[Any]) -> list[Any]:

@@ -142,6 +142,6 @@ class Deployment:
     def _write_models(self, layout: Layout) -> None:
         for lineage in sorted(self.server.branches()):
             name = "model" if lineage == "main" else f"model-{lineage}"
-            tensors = layout.unflatten(self.server.store.head_params(lineage))
+            tensors = layout.unflatten(self.server.model(lineage))
             target = self.folder / f"{name}.safetensors"
             save_file({key: tensor.clone() for key, tensor in tensors.items()}, target)

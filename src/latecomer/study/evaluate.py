@@ -65,7 +65,7 @@ class Evaluator:
         classes = self.experiment.federation.num_classes
         members = Counter(server.home(device) for device in self._users)
         counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
-        models = [server.store.head_params(lineage) for lineage in members]
+        models = [server.model(lineage) for lineage in members]
         for logits, share in zip(self._each(models, test.x), members.values(), strict=True):
             counts += share * confusion(test.y, logits.argmax(1), classes)
             loss += share * F.cross_entropy(logits, test.y).item()
@@ -86,7 +86,7 @@ class Evaluator:
         for (lineage, _), devices in groups.items():
             parts = [self.experiment.test_of(d, time) for d in devices]
             submodel = server.carries(devices[0])
-            params = take(server.store.head_params(lineage), submodel)
+            params = take(server.model(lineage), submodel)
             outputs = self._outputs(server.strategy.own, params, submodel, devices, parts, time)
             for device, part, logits in zip(devices, parts, outputs, strict=True):
                 found[device] = scores(confusion(part.y, logits.argmax(1), classes), 0.0)

@@ -504,13 +504,13 @@ class _Run:
         return sorted({self.server.home(device) for device in users})
 
     def _hash(self) -> str:
-        return digest(self.server.store.head_params(name) for name in self._used_lineages())
+        return digest(self.server.model(name) for name in self._used_lineages())
 
     def _write_models(self) -> None:
         layout = self.experiment.model.layout
         for lineage in self._used_lineages():
             name = "model" if lineage == "main" else f"model-{lineage}"
-            tensors = layout.unflatten(self.server.store.head_params(lineage))
+            tensors = layout.unflatten(self.server.model(lineage))
             save_file(
                 {key: t.clone() for key, t in tensors.items()},
                 self.folder / f"{name}.safetensors",

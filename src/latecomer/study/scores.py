@@ -35,7 +35,7 @@ class Scores:
 
     def final(self, server: Server) -> Mapping[str, float]:
         """Evaluate now."""
-        found = self.evaluate(server.store.head_params())
+        found = self.evaluate(server.model())
         row = {
             "updates": server.accepted,
             "version": server.store.commits,

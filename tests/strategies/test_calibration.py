@@ -1,0 +1,59 @@
+"""How far the outputs of a model are moved, by hand."""
+
+import pytest
+import torch
+
+from latecomer.strategies.calibration import FARTHEST, Judged, offsets, skew
+
+
+def judged(share, soft=None, sway=None, examples=100.0):
+    soft, sway = share if soft is None else soft, [0.2] * len(share) if sway is None else sway
+    return Judged(examples, *(torch.tensor(v, dtype=torch.float64) for v in (soft, share, sway)))
+
+
+def test_skew_by_hand():
+    assert skew([judged([1.0, 0.0]), judged([0.0, 1.0])]) == pytest.approx(1.0)
+    assert skew([judged([0.7, 0.3]), judged([0.7, 0.3])]) == 0.0
+    # The variance is 2 * 0.0625, the largest 2 * 0.25; one example in a hundred is chance.
+    apart = [judged([0.75, 0.25]), judged([0.25, 0.75])]
+    assert skew(apart) == pytest.approx((0.25 - 0.01) / 0.99)
+
+
+def test_what_comes_of_few_examples_is_no_skew():
+    assert skew([judged(s, examples=4.0) for s in ([0.75, 0.25], [0.25, 0.75])]) == 0.0
+    assert skew([judged(s, examples=1.0) for s in ([1.0, 0.0], [0.0, 1.0])]) == 0.0
+
+
+def test_one_class_only_has_nothing_to_skew():
+    assert skew([judged([1.0, 0.0]), judged([1.0, 0.0])]) == 0.0
+
+
+def test_offsets_by_hand():
+    one = judged([1.0, 0.0], soft=[0.8, 0.2], sway=[0.16, 0.16], examples=50.0)
+    other = judged([0.0, 1.0], soft=[0.4, 0.6], sway=[0.24, 0.24], examples=50.0)
+    # It lacks (-0.2 + 0.4) / 2 = 0.1 of the second class, and the other way round; one nat gives
+    # 0.2, and five examples of a hundred hold against it: 0.1 / (0.2 + 0.05).
+    assert offsets([one, other]).tolist() == pytest.approx([-0.4, 0.4])
+
+
+def test_a_model_that_says_each_class_as_often_as_it_is_stays():
+    assert offsets([judged([1.0, 0.0]), judged([0.0, 1.0])]).tolist() == [0.0, 0.0]
+
+
+def test_even_devices_move_nothing():
+    even = [judged([0.5, 0.5], soft=[0.9, 0.1])] * 3
+    assert offsets(even).tolist() == [0.0, 0.0]
+
+
+def test_nothing_moves_too_far_nor_all_together():
+    never = [judged(s, soft=[1.0, 0.0], sway=[0.0, 0.0]) for s in ([1.0, 0.0], [0.0, 1.0])]
+    assert offsets(never).tolist() == pytest.approx([-FARTHEST, FARTHEST])
+
+
+def test_nobody_counts_for_more_than_ten():
+    honest = [judged(s) for s in ([1.0, 0.0], [0.0, 1.0])] * 10
+    loud = [
+        offsets([*honest, judged([1.0, 0.0], soft=[0.0, 1.0], examples=n)]).abs().max().item()
+        for n in (1e3, 1e9)
+    ]
+    assert loud[0] == pytest.approx(loud[1])
