@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from latecomer.core.messages import Offer, Task, TrainSpec
+from latecomer.core.messages import Offer, Task, TrainSpec, Use
 from latecomer.device.client import LEDGER, Client
 from latecomer.device.disk import DeviceDisk
 from latecomer.device.flat import flat_model
@@ -13,7 +13,14 @@ from latecomer.device.ledger import Ledger
 from latecomer.device.networks import build_networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
-from latecomer.engines.wire import Refused, decode_introduction, decode_update, encode_task
+from latecomer.engines.wire import (
+    GoOn,
+    Refused,
+    decode_introduction,
+    decode_update,
+    encode_go_on,
+    encode_task,
+)
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
 SPEC = TrainSpec(local_epochs=1, batch_size=4, lr=0.1)
@@ -44,6 +51,28 @@ def test_it_trains_as_the_same_client_does(tmp_path):
     expected = Client(0, MODEL, *data(), agent._seed()).perform(a_task())
     assert torch.equal(got.delta, expected.delta)
     assert got.num_examples == 10
+
+
+@pytest.mark.parametrize("until", [0, 1])  # at once, or in parts
+def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, until):
+    agent = an_agent(tmp_path)
+    task = a_task(spec=replace(SPEC, local_epochs=2))
+    use = Use(0.5, 1.0, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
+    answer = agent.answer(encode_task(task, "s-0", "r", until, use))
+    if until:
+        answer = agent.answer(encode_go_on(GoOn("s-0", 2)))
+    delta = decode_update(answer, task, "s-0").delta
+    own = an_agent(tmp_path).own_model()
+    assert own.use == use
+    assert torch.equal(own.params, task.params + 0.5 * delta)
+    asked(agent, "s-1")  # of a server that says nothing of it
+    assert an_agent(tmp_path).own_model().use == Use()
+
+
+def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path):
+    agent = an_agent(tmp_path, PRIVATE)
+    agent.answer(encode_task(a_task(), "s-0", "r", use=Use(keep=1.0)))
+    assert torch.equal(agent.own_model().params, a_task().params)
 
 
 def test_it_is_known_again_after_a_restart_by_a_key_that_is_not_its_secret(tmp_path):

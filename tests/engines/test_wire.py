@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from latecomer.core.messages import Offer, Task, TrainSpec, Update
+from latecomer.core.messages import Offer, Task, TrainSpec, Update, Use
 from latecomer.core.submodel import Submodel
 from latecomer.engines.wire import (
     MOST_METRICS,
@@ -61,6 +61,29 @@ def test_a_task_comes_out_as_it_went_in():
     assert torch.equal(task.params, sent.params)
     for ours, theirs in zip(task.offers, offers, strict=True):
         assert torch.equal(ours.params, theirs.params)
+
+
+@pytest.mark.parametrize("use", [None, Use(), Use(0.5, 1.0, (0.25, 0.75), (1.0, -1.0))])
+def test_how_a_model_is_used_goes_with_the_task(use):
+    assert decode_task(encode_task(a_task(), "s-7", "run 1", use=use), whole).use == use
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use.keep": "much"},
+        {"use.keep": [0.5]},
+        {"use.mix": float("nan")},
+        {"use.offset": "1.0"},
+        {"use.offset": [0.0, float("inf")]},
+        {"use.expected": [True, False]},
+        {"use.expected": [0.0] * (MOST_METRICS + 1)},
+    ],
+)
+def test_a_device_refuses_a_use_that_cannot_be(changes):
+    parcel = encode_task(a_task(), "s-7", use=Use(0.5))
+    with pytest.raises(Refused, match="must be a"):
+        decode_task(replace(parcel, fields={**parcel.fields, **changes}), whole)
 
 
 def test_a_task_says_nothing_of_where_its_model_comes_from():

@@ -43,6 +43,20 @@ class TrainSpec:
         return self.balance > 0 or self.lazy > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a device makes a model its own, as far as only the server knows (`device.personal`).
+
+    It puts `keep` of its own last change on top, adds `offset` to the outputs, and allows for its
+    class mix as far as `mix`, beside the shares `expected` of the model. Empty: nothing is known.
+    """
+
+    keep: float = 0.0
+    mix: float = 0.0
+    expected: tuple[float, ...] = ()
+    offset: tuple[float, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class Offer:
     """A further model that a device may start from."""

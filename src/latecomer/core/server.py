@@ -28,6 +28,7 @@ from latecomer.core.messages import (
     Task,
     TrainSpec,
     Update,
+    Use,
     wire_bytes,
 )
 from latecomer.core.pool import Pool
@@ -95,6 +96,11 @@ class Server:
         """The newest model of a lineage, as it is to be used."""
         own = self.strategy.own
         return self.store.head_params(lineage) if own is None else own.calibrated(lineage, self)
+
+    def use(self, lineage: str) -> Use | None:
+        """What a device must know to use the newest model of a lineage."""
+        own = self.strategy.own
+        return None if own is None else own.use(lineage, self)
 
     def carries(self, device: int) -> Submodel | None:
         """The part of the model that this device uses."""

@@ -17,6 +17,7 @@ from latecomer.core.messages import (
     Stop,
     Task,
     TrainSpec,
+    Use,
 )
 from latecomer.core.params import CHUNK, chunks
 from latecomer.core.pool import Pool
@@ -177,6 +178,7 @@ class Owns(Protocol):
     """How a model is made fit for use, and devices make it their own (`device.personal`).
 
     `calibrated` is the newest model of a lineage as it is to be used; it is trained as it is.
+    `use` is what devices are told with it.
     """
 
     @property
@@ -185,6 +187,7 @@ class Owns(Protocol):
     def mix(self) -> float: ...
     def change(self, device: int) -> Tensor | None: ...
     def calibrated(self, lineage: str, view: ServerView) -> Tensor: ...
+    def use(self, lineage: str, view: ServerView) -> Use: ...
     def expected(self, devices: Sequence[int], classes: int) -> Tensor | None: ...
 
 

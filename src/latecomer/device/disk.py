@@ -72,7 +72,7 @@ class DeviceDisk:
             found = path.read_bytes()
         except FileNotFoundError:
             found = os.urandom(SECRET_BYTES)
-            _replace(path, found)
+            replace_file(path, found)
         if len(found) != SECRET_BYTES:
             raise BadInput(f"{path}: must have {SECRET_BYTES} bytes, has {len(found)}")
         return found
@@ -124,8 +124,8 @@ class DeviceDisk:
         if kept.under_way is not None:
             document["under_way"], parts = _put_down(kept.under_way)
             tensors |= parts
-        data = save(_apart(storable(tensors)), {"kept": json.dumps(document)})
-        _replace(self.folder / "state.safetensors", data)
+        data = save(apart(storable(tensors)), {"kept": json.dumps(document)})
+        replace_file(self.folder / "state.safetensors", data)
 
 
 def _put_down(task: UnderWay) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -155,7 +155,7 @@ def _taken_up(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Und
     return UnderWay(document["told"], of("models"), document["number"], part, document["base"])
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """No two share their memory, as safetensors wants it."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
@@ -165,7 +165,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     new = path.with_name(path.name + ".new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

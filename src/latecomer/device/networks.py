@@ -43,7 +43,11 @@ class Networks:
             raise BadInput(f"{label}: {error}") from None
 
     def __call__(self, submodel: Submodel | None) -> FlatModel | None:
-        return self._models.get(name_of(submodel))
+        return self.named(name_of(submodel))
+
+    def named(self, name: str) -> FlatModel | None:
+        """The network of the sub-model of this name; that of the whole is empty."""
+        return self._models.get(name)
 
     @property
     def models(self) -> tuple[FlatModel, ...]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latecomer.core.messages import Offer, Task, Update
+from latecomer.core.messages import Offer, Task, Update, Use
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.client import LEDGER, Client
 from latecomer.device.disk import DeviceDisk, Kept, UnderWay
 from latecomer.device.flat import FlatModel
+from latecomer.device.in_use import OwnModel, keep_model, own_model
 from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.wire import (
@@ -84,7 +85,9 @@ class Agent:
         client, task = self._client(), replace(order.task, device=0, number=number)
         if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
             return self._begin(client, kept, parcel, order, task)
-        return self._answered(kept, key, client.perform(task, kept.memory))
+        update = client.perform(task, kept.memory)
+        self._keep_model(task, update, order.use)
+        return self._answered(kept, key, update)
 
     def _begin(
         self, client: Client, kept: Kept, parcel: Parcel, order: Order, task: Task
@@ -109,7 +112,8 @@ class Agent:
         if order.until <= part.done:
             return _progress(under_way)  # it was sent again
         stored = Parcel(under_way.told, array=pack(*under_way.models.unbind()))
-        task = replace(decode_task(stored, self._size_of).task, device=0, number=under_way.number)
+        begun = decode_task(stored, self._size_of)
+        task = replace(begun.task, device=0, number=under_way.number)
         if order.newer is not None and (not part.left_for or part.left_for == order.fits):
             part.take_up(order.number, order.newer)
             under_way.base = order.name
@@ -121,6 +125,7 @@ class Agent:
         if part.choice > len(task.offers):
             task = _with_broadcast(task, part.choice, part.base)
         update = client.answer(task, part.local - part.base, part.choice, kept.memory)
+        self._keep_model(task, update, begun.use)
         return self._answered(kept, str(key), update, under_way.base)
 
     def _answered(self, kept: Kept, key: str, update: Update, base: str = "") -> Parcel:
@@ -137,6 +142,16 @@ class Agent:
         # What it has cost is on disk before it leaves.
         self.disk.save(Kept(kept.begun, kept.memory, kept.run, key, told, update.delta))
         return encode_update(update, key, base)
+
+    def _keep_model(self, task: Task, update: Update, use: Use | None) -> None:
+        """For use until the next task. What noise was added to is no change to go by."""
+        sent = task.chosen(update.choice).params
+        change = None if update.noise_std else update.delta
+        keep_model(self.disk.folder, sent, change, name_of(task.submodel), use or Use())
+
+    def own_model(self) -> OwnModel:
+        """What the device uses: its last model, made its own."""
+        return own_model(self.disk.folder, self.networks, self.data()[1])
 
     def _client(self) -> Client:
         x, y = self.data()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from latecomer.core.messages import Task, Update
+from latecomer.core.messages import Task, Update, Use
 from latecomer.core.server import Server
 from latecomer.engines.wire import Introduction, Parcel, decode_update, encode_task
 
@@ -17,8 +17,13 @@ class Dialect(Protocol):
     def known(self, node: int) -> Introduction | None:
         """Who is behind this node, if it need not be asked."""
 
-    def encode(self, task: Task, key: str, run: str, until: int = 0) -> Parcel:
-        """The message that gives the task to its device; `until` if it is done in parts."""
+    def encode(
+        self, task: Task, key: str, run: str, until: int = 0, use: Use | None = None
+    ) -> Parcel:
+        """The message that gives the task to its device; `until` if it is done in parts.
+
+        `use` is for between the tasks.
+        """
 
     def decode(self, parcel: Parcel, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         """What the device has answered; Refused if it is no answer to this task.
@@ -35,8 +40,10 @@ class Native:
     def known(self, node: int) -> None:
         return None
 
-    def encode(self, task: Task, key: str, run: str, until: int = 0) -> Parcel:
-        return encode_task(task, key, run, until)
+    def encode(
+        self, task: Task, key: str, run: str, until: int = 0, use: Use | None = None
+    ) -> Parcel:
+        return encode_task(task, key, run, until, use)
 
     def decode(self, parcel: Parcel, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         return decode_update(parcel, task, key, newer)

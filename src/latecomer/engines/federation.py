@@ -499,7 +499,8 @@ class Federation:
             return
         task.began = self.now
         until = self._first_stop(task)
-        parcel = self.dialect.encode(task, self.flights.keys[task.id], self.name, until)
+        key, use = self.flights.keys[task.id], self.server.use(task.lineage)
+        parcel = self.dialect.encode(task, key, self.name, until, use)
         message = self.post.send(node, "train", parcel)
         if message is None:
             self._not_taken(task)

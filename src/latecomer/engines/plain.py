@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Task, Update
+from latecomer.core.messages import Task, Update, Use
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.core.strategy import Finishes
@@ -49,7 +49,9 @@ class PlainFlower:
         """A node has no other name than its number, which Flower vouches for."""
         return Introduction(f"node-{node}", f"node-{node}")
 
-    def encode(self, task: Task, key: str, run: str, until: int = 0) -> Parcel:
+    def encode(
+        self, task: Task, key: str, run: str, until: int = 0, use: Use | None = None
+    ) -> Parcel:
         spec = task.spec
         config: dict[str, int | float] = {
             "server-round": task.version + 1,

@@ -5,9 +5,10 @@ with what was asked for before a single value is read, and `Refused` says what w
 (finite, in bounds) are left to `core.checks`, which sees every update.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from math import prod
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Offer, Task, TrainSpec, Update
+from latecomer.core.messages import Offer, Task, TrainSpec, Update, Use
 from latecomer.core.submodel import Submodel, name_of
 
 FLOAT32 = "float32"
@@ -63,6 +64,7 @@ class Order:
     run: str
     task: Task
     until: int = 0  # passes over the data, after which it is to say so and wait; 0: all
+    use: Use | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +162,16 @@ def _product(shape: tuple[int, ...]) -> str:
     return " x ".join(str(size) for size in shape) or "1"
 
 
-def encode_task(task: Task, key: str, run: str = "", until: int = 0) -> Parcel:
+def encode_task(
+    task: Task, key: str, run: str = "", until: int = 0, use: Use | None = None
+) -> Parcel:
     """A task with all the models that the device may start from, as rows of one array.
 
     `key` names the task for ever; numbers may be given anew after a restart of the server. `run`
     names what the task is part of, over all restarts. `until` is for a task that is done in parts.
+    `use` is how the device makes the model its own.
     """
-    told: dict[str, Scalar] = {
+    told: dict[str, Any] = {
         "task": key,
         "run": run,
         "device": task.device,
@@ -177,6 +182,10 @@ def encode_task(task: Task, key: str, run: str = "", until: int = 0) -> Parcel:
     if until:
         told["until"] = until
     told |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
+    if use is not None:
+        told |= {
+            f"use.{name}": _listed(value) for name, value in asdict(use).items() if value != ()
+        }
     models = (task.params, *(offer.params for offer in task.offers))
     return Parcel(told, array=pack(*models))
 
@@ -205,7 +214,7 @@ def decode_task(parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, 
         offers=tuple(Offer("", i, rows[i]) for i in range(1, models)),
     )
     until = _whole(told, "until") if "until" in told else 0
-    return Order(key, run, task, min(until, task.spec.local_epochs))
+    return Order(key, run, task, min(until, task.spec.local_epochs), _use(told))
 
 
 def encode_go_on(order: GoOn) -> Parcel:
@@ -239,6 +248,23 @@ def decode_progress(parcel: Parcel, key: str) -> Progress | None:
     if _text(told, "task") != key:
         raise Refused("it answers another task")
     return Progress(_whole(told, "passes"), _whole(told, "choice"), _text(told, "base"))
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _use(told: Mapping[str, Any]) -> Use | None:
+    """How the device makes the model its own; None if the server does not say."""
+    found = {name: told[f"use.{name}"] for name in asdict(Use()) if f"use.{name}" in told}
+    for name, value in found.items():
+        several = isinstance(getattr(Use(), name), tuple)
+        values = value if several else [value]
+        listed = isinstance(values, list) and len(values) <= MOST_METRICS
+        if not listed or not all(isinstance(v, float) and math.isfinite(v) for v in values):
+            raise Refused(f"use.{name} must be {'a list of numbers' if several else 'a number'}")
+        found[name] = tuple(values) if several else value
+    return Use(**found) if found else None
 
 
 def _spec(told: Mapping[str, Any]) -> TrainSpec:

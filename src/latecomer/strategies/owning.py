@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Contribution, Note
+from latecomer.core.messages import Contribution, Note, Use
 from latecomer.core.strategy import Commit, Drop, Merge, ServerView
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.branches import Branches
@@ -82,17 +82,40 @@ class Owning(Around[Merge]):
 
     def calibrated(self, lineage: str, view: ServerView) -> Tensor:
         """The newest model, moved in its output bias; as it is if it has none."""
-        head, network = view.store.head_params(lineage), _network(view)
-        place = output_bias(network) if network and self._skewed else None
-        if network is None or place is None:
-            return head
-        here = [device for device in self._examples if view.home(device) == lineage]
-        judged = self._judged(here, network.num_classes)
-        if len(judged) < 2:
+        head, offset, network = (
+            view.store.head_params(lineage),
+            self._offset(lineage, view),
+            _network(view),
+        )
+        place = output_bias(network) if network else None
+        if offset is None or place is None:
             return head
         moved = head.clone()
-        moved[place] += self._calibrate * offsets(judged).to(head.dtype)
+        moved[place] += offset.to(head.dtype)
         return moved
+
+    def use(self, lineage: str, view: ServerView) -> Use:
+        """What devices are told of it, who are sent the model as it is trained."""
+        network, offset = _network(view), self._offset(lineage, view)
+        classes = network.num_classes if network else 0
+        expected = self.expected(self._here(lineage, view), classes)
+        return Use(
+            self.keep,
+            self.mix,
+            () if expected is None else tuple(expected.tolist()),
+            () if offset is None else tuple(offset.tolist()),
+        )
+
+    def _here(self, lineage: str, view: ServerView) -> list[int]:
+        return [device for device in self._examples if view.home(device) == lineage]
+
+    def _offset(self, lineage: str, view: ServerView) -> Tensor | None:
+        """What is added to the outputs of its model; None if they stay."""
+        network = _network(view)
+        if network is None or not self._skewed:
+            return None
+        judged = self._judged(self._here(lineage, view), network.num_classes)
+        return self._calibrate * offsets(judged) if len(judged) > 1 else None
 
     def _judged(self, devices: Iterable[int], classes: int) -> list[Judged]:
         told = self._branches.told(devices, classes) if self._branches else {}
