@@ -24,7 +24,7 @@ from latecomer.strategies.stand_ins import StandIns
 from latecomer.strategies.telling import Telling
 from latecomer.strategies.weighting import by_examples
 
-UNUSUAL = 2.0  # times the usual staleness: who is later is repaired
+UNUSUAL = 5.0  # times the usual staleness: who is later is repaired; the others would outvote them
 TURNS = 3.0  # uploads of each member between two looks at a cluster
 LISTEN = 3  # tasks of a device between two judgements
 FEWEST = 20  # uploads between two looks, in small clusters
