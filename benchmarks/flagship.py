@@ -73,6 +73,7 @@ OFF: dict[str, dict[str, Any]] = {
     "any reach": {"reach": 0.0},
     "no change kept": {"keep": 0.0},
     "class mix not allowed for": {"mix": 0.0},
+    "not calibrated": {"calibrate": 0.0},
     "quorum": {"share": 0.7, "wait": True},
     "at once": {"share": 0.0},
 }
