@@ -260,6 +260,7 @@ def test_an_estimate_worse_than_the_stale_update_switches_it_off(monkeypatch):
     fleet.sent(fleet.answer(truth_task))
     (switch,) = fleet.notes("switch")
     assert switch["error_estimate"] > switch["error_stale"]
+    assert "repair ends" in switch["reason"]
     assert fleet.compensator.judge.verdicts[2] == "word"
 
 

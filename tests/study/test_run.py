@@ -355,3 +355,15 @@ def test_the_devices_point_of_view(start: Start) -> None:
     flat = flatten(summary)
     assert "client_macro_f1_worst" in flat
     assert load(folder).summary["best"] is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "semi-async"])
+def test_how_many_tasks_there_will_be_in_some_time_is_known_roughly(
+    start: Start, tiny: MakeConfig, strategy: str
+) -> None:
+    how = ("stop.updates=0", "stop.epochs=0", "fleet.profile=tiers", f"strategy.name={strategy}")
+    unit = Experiment(tiny(*how, "stop.virtual_seconds=1")).epoch_seconds
+    how = (*how, f"stop.virtual_seconds={20 * unit}")
+    _, summary = start(*how)
+    planned = Experiment(tiny(*how))._tasks_in(20 * unit)
+    assert summary["updates"] == pytest.approx(planned, rel=0.3)

@@ -96,6 +96,8 @@ class Judge:
                     "version": now,
                     "error_estimate": worse[0] if isfinite(worse[0]) else None,
                     "error_stale": worse[1],
+                    "reason": "repair ends: most estimates were further from the truth than"
+                    " the late updates themselves",
                 }
                 self._notes.append(Note("switch", fields))
         self._lineages.clear()

@@ -485,8 +485,15 @@ class Experiment:
         )
         bounds = [float(stop.updates), float(stop.epochs * devices)]
         if stop.virtual_seconds and self.epoch_seconds:
-            bounds.append(stop.virtual_seconds / self.epoch_seconds * devices)
+            bounds.append(self._tasks_in(stop.virtual_seconds))
         return steps * min((bound for bound in bounds if bound), default=0.0)
+
+    def _tasks_in(self, seconds: float) -> float:
+        """How many tasks are done in so much virtual time: where nobody waits, most by the fast."""
+        if self._strategy().has_epochs:
+            return seconds / self.epoch_seconds * len(self.clients)
+        each = task_seconds(self.fleet.devices, self._passes(), 4 * self.model.layout.size)
+        return sum(seconds / each[device] for device in self.clients if each[device])
 
     def _trainer(self) -> Trainer:
         if self.config.engine.kernel != "batched":

@@ -306,7 +306,7 @@ class _Run:
         if note.kind == "compensation":
             self.repairs["count"] += note.fields.get("gamma", 1.0) > 0
             self.repairs["seconds"] += note.fields.get("seconds", 0.0)
-        elif note.kind == "switch" and "reason" not in note.fields:
+        elif note.kind == "switch" and "error_stale" in note.fields:
             at = self.repairs["switched_at"]
             self.repairs["switched_at"] = note.fields["version"] if at is None else at
         staleness = note.fields.get("staleness")

@@ -9,7 +9,7 @@ def repairs(history: History, clock: Clock) -> Panel | None:
     """None for a run in which nothing was repaired or judged."""
     views = []
     switches = [
-        Mark(clock(s["time"]), "switched off") for s in history.switches if "reason" not in s
+        Mark(clock(s["time"]), "switched off") for s in history.switches if "error_stale" in s
     ]
     if history.repairs:
         times = clock.each(event["time"] for event in history.repairs)
