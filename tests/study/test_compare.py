@@ -275,3 +275,11 @@ def eventually(check, seconds=60):
             return found
         time.sleep(0.2)
     raise AssertionError("waited in vain")
+
+
+def test_a_label_that_can_be_no_strategy_is_a_slip() -> None:
+    tree = {"compare": {"fedbuf": {"training": {"lr": 0.1}}}}
+    with pytest.raises(BadInput, match=r"\[compare.fedbuf\].*did you mean 'fedbuff'"):
+        cells(tree, ["fedbuff", "fedavg"], [1])
+    for fine in ({"fedasync": {}}, {"mine": {"strategy": {"name": "fedbuff"}}}, {"a:b": {}}):
+        assert len(cells({"compare": fine}, ["fedavg"], [1])) == 1

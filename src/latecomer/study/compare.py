@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
-from latecomer.errors import BadInput, RunFailed
+from latecomer.errors import BadInput, RunFailed, did_you_mean
+from latecomer.strategies.recipe import recipes
 from latecomer.study.config import Config, Tree, merged, parse, read_toml
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
@@ -62,6 +63,7 @@ def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[in
     """All runs. `[compare.LABEL]` in the config holds what is different for that strategy."""
     named = parse(tree).strategy.name
     special, own = tree.get("compare", {}), tree.get("strategy", {})
+    _check_labels(special, strategies)
     found = []
     for label in strategies:
         changes = special.get(label, {})
@@ -75,6 +77,18 @@ def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[in
             cell.pop("study", None)
             found.append(Cell(label, seed, cell))
     return found
+
+
+def _check_labels(special: Mapping[str, Any], strategies: Sequence[str]) -> None:
+    """One that is left out may be for another day; one that can never be a strategy is a slip."""
+    for label, changes in special.items():
+        name = str(_strategy_named(changes) or label)
+        if label not in strategies and name not in recipes() and ":" not in name:
+            near = did_you_mean(label, strategies)
+            raise BadInput(
+                f"[compare.{label}]: neither a strategy nor named by --strategies{near}"
+                " (a label of yours needs strategy = { name = ... })"
+            )
 
 
 def _strategy_named(changes: Mapping[str, Any]) -> Any:
