@@ -69,9 +69,34 @@ def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, unt
     assert an_agent(tmp_path).own_model().use == Use()
 
 
-def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path):
+def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
+    x, y = data()
+    good = a_task().params
+    for _ in range(30):
+        good = good + Client(0, MODEL, x, y, 1).perform(a_task(params=good)).delta
+    task = a_task(offers=(Offer("b", 1, good),))
+    agent = an_agent(tmp_path)
+    answer = agent.answer(encode_task(task, "s-0", "r", use=Use(0.0, 1.0, (0.2, 0.3, 0.5), (1.0,))))
+    assert decode_update(answer, task, "s-0").choice == 1
+    own = agent.own_model()
+    assert own.use == Use(0.0, 1.0)
+    assert torch.equal(own.params, good)
+
+
+def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("latecomer.engines.agent.keep_model", full)
+    assert asked(an_agent(tmp_path)).delta is not None
+    assert DeviceDisk(tmp_path).load().answered == "s-0"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path, optimizer):
     agent = an_agent(tmp_path, PRIVATE)
-    agent.answer(encode_task(a_task(), "s-0", "r", use=Use(keep=1.0)))
+    spec = replace(SPEC, optimizer=optimizer)
+    agent.answer(encode_task(a_task(spec=spec), "s-0", "r", use=Use(keep=1.0)))
     assert torch.equal(agent.own_model().params, a_task().params)
 
 

@@ -63,7 +63,7 @@ def test_a_task_comes_out_as_it_went_in():
         assert torch.equal(ours.params, theirs.params)
 
 
-@pytest.mark.parametrize("use", [None, Use(), Use(0.5, 1.0, (0.25, 0.75), (1.0, -1.0))])
+@pytest.mark.parametrize("use", [None, Use(), Use(0.5, 1, (0.25, 0.75), (1.0, -1.0))])
 def test_how_a_model_is_used_goes_with_the_task(use):
     assert decode_task(encode_task(a_task(), "s-7", "run 1", use=use), whole).use == use
 

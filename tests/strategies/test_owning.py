@@ -83,13 +83,15 @@ def test_devices_keep_something_while_they_differ():
     assert ["alike" in note for note in notes] == [True]
 
 
-def skewed(calibrate=1.0):
+def skewed(calibrate=1.0, bias=True):
     """Two devices with a class each, and a model of two outputs that says the first too often."""
-    network = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)
+    network = FlatModel(lambda: nn.Linear(1, 2, bias=bias), (1,), 2)
     branches = Branches(1, 4, 20, turns=3.0, partial=False, listen=3)
     owning = Owning(RollCall(0.5, 1.0, 0.0), 0.0, 0.0, branches, calibrate)
     strategy = Strategy(route=branches, merge=owning, own=owning)
-    server = Server(torch.zeros(4), strategy, TrainSpec(), networks=lambda submodel: network)
+    server = Server(
+        torch.zeros(network.layout.size), strategy, TrainSpec(), networks=lambda submodel: network
+    )
     return server, owning, server.handle(Joined(0), Joined(1))
 
 
@@ -102,7 +104,7 @@ def judge(server, commands, shares, times):
         arrivals = [
             Update(
                 t.id,
-                torch.zeros(4),
+                torch.zeros_like(t.params),
                 50,
                 told | {"share_0": shares[t.device], "share_1": 1 - shares[t.device]},
             )
@@ -122,10 +124,12 @@ def test_a_model_of_skewed_devices_is_calibrated_in_its_output_bias():
     assert server.model() is server.store.head_params()
     commands, notes = judge(server, commands, (1.0, 0.0), FEWEST)
     assert ["calibrated" in note for note in notes] == [True]
-    # It lacks 0.2 of the second class: 0.2 / (0.2 + 5 / 100).
-    assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.8, 0.8])
+    # It lacks 0.2 of the second class: 0.2 / (0.2 + 5 / 100), half of it, and its skew is 1.
+    assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.4, 0.4])
+    assert server.use("main").offset == pytest.approx((-0.4, 0.4))
     assert server.store.head_params().tolist() == [0.0] * 4  # what is trained stays as it is
     assert owning.expected([0, 1], 2).tolist() == [0.5, 0.5]
+    assert server.use("main").expected == (0.5, 0.5)
     again = skewed()[0]
     again.restore(server.state())
     assert again.model().tolist() == server.model().tolist()
@@ -135,13 +139,39 @@ def test_a_model_of_skewed_devices_is_calibrated_in_its_output_bias():
 
 
 def test_half_of_it_where_that_is_wished():
-    server, _, commands = skewed(calibrate=0.5)
+    server, owning, commands = skewed(calibrate=0.5)
     judge(server, commands, (1.0, 0.0), FEWEST)
-    assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.4, 0.4])
+    assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.2, 0.2])
+    assert owning.expected([0, 1], 2).tolist() == pytest.approx([0.6, 0.4])  # half of the way, too
     server, _, commands = skewed(calibrate=0.0)
     _, notes = judge(server, commands, (1.0, 0.0), FEWEST)
     assert not notes
     assert server.model() is server.store.head_params()
+
+
+def test_a_network_without_an_output_bias_stays_as_it_is():
+    server, owning, commands = skewed(bias=False)
+    _, notes = judge(server, commands, (1.0, 0.0), FEWEST)
+    assert not notes
+    assert server.model() is server.store.head_params()
+    assert server.use("main").offset == ()
+    assert owning.expected([0, 1], 2).tolist() == pytest.approx([0.7, 0.3])
+
+
+def test_what_was_said_of_the_first_model_is_not_counted():
+    server, owning, commands = skewed()
+    judge(server, commands, (1.0, 0.0), 1)
+    assert owning._judged(server) == []
+
+
+def test_who_has_been_gone_for_long_is_not_counted():
+    server, owning, commands = skewed()
+    commands, _ = judge(server, commands, (1.0, 0.0), FEWEST)
+    assert len(owning._judged(server)) == 2
+    server.handle(Left(1))
+    rest = [c for c in commands if isinstance(c, Send) and c.task.device == 0]
+    judge(server, rest, (1.0, 0.0), 7)
+    assert len(owning._judged(server)) == 1
 
 
 def test_errors_that_cannot_be_are_not_counted():

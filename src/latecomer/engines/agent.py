@@ -1,5 +1,6 @@
 """The device's end of a deployment: introduces itself, performs tasks, repeats lost answers."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -29,6 +30,8 @@ from latecomer.engines.wire import (
     pack,
     unpack,
 )
+
+log = logging.getLogger(__name__)
 
 Data = Callable[[], tuple[Tensor, Tensor]]
 
@@ -86,8 +89,9 @@ class Agent:
         if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
             return self._begin(client, kept, parcel, order, task)
         update = client.perform(task, kept.memory)
+        answer = self._answered(kept, key, update)
         self._keep_model(task, update, order.use)
-        return self._answered(kept, key, update)
+        return answer
 
     def _begin(
         self, client: Client, kept: Kept, parcel: Parcel, order: Order, task: Task
@@ -125,8 +129,9 @@ class Agent:
         if part.choice > len(task.offers):
             task = _with_broadcast(task, part.choice, part.base)
         update = client.answer(task, part.local - part.base, part.choice, kept.memory)
+        answer = self._answered(kept, str(key), update, under_way.base)
         self._keep_model(task, update, begun.use)
-        return self._answered(kept, str(key), update, under_way.base)
+        return answer
 
     def _answered(self, kept: Kept, key: str, update: Update, base: str = "") -> Parcel:
         told = {
@@ -145,9 +150,14 @@ class Agent:
 
     def _keep_model(self, task: Task, update: Update, use: Use | None) -> None:
         """For use until the next task. What noise was added to is no change to go by."""
-        sent = task.chosen(update.choice).params
-        change = None if update.noise_std else update.delta
-        keep_model(self.disk.folder, sent, change, name_of(task.submodel), use or Use())
+        use, sent = use or Use(), task.chosen(update.choice).params
+        if 0 < update.choice <= len(task.offers):
+            use = replace(use, expected=(), offset=())  # they are of the model it has left
+        change = update.delta if use.keep and self.privacy is None else None
+        try:
+            keep_model(self.disk.folder, sent, change, name_of(task.submodel), use)
+        except OSError as error:
+            log.warning("the model is not kept for use: %s", error)
 
     def own_model(self) -> OwnModel:
         """What the device uses: its last model, made its own."""

@@ -261,9 +261,9 @@ def _use(told: Mapping[str, Any]) -> Use | None:
         several = isinstance(getattr(Use(), name), tuple)
         values = value if several else [value]
         listed = isinstance(values, list) and len(values) <= MOST_METRICS
-        if not listed or not all(isinstance(v, float) and math.isfinite(v) for v in values):
+        if not listed or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
             raise Refused(f"use.{name} must be {'a list of numbers' if several else 'a number'}")
-        found[name] = tuple(values) if several else value
+        found[name] = tuple(float(v) for v in values) if several else float(value)
     return Use(**found) if found else None
 
 

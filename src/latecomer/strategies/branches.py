@@ -137,6 +137,8 @@ class Branches:
         if device in self._founders:
             self.seeding = contribution.task.id
             return self._founders.pop(device)
+        if len(view.store.lineages) == 1:
+            return own
         distances = self.distances(contribution, view)
         nearest = min(distances, key=distances.__getitem__)
         stays = not first and distances[nearest] > self.margin * distances[own]

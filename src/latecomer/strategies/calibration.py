@@ -2,8 +2,8 @@
 
 Devices that hold few classes unlearn the others with every step, and what all of them agree on says
 too seldom what few hold: most of all what comes late. Devices tell how often they have each class
-and how often the model says it, on average; one Newton step on the intercepts closes the gap (of
-old "calibration in the large"; Luo et al. 2021 calibrate classifiers after federated training).
+and how often the model says it, on average; one step of Newton's on the intercepts closes the gap
+(of old "calibration in the large"; Luo et al. 2021 calibrate classifiers after federated training).
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from latecomer.strategies.roll_call import HEAVIEST
-
+LOUDEST = 2.0  # times the usual number of examples: nobody counts for more
 STIFF = 5.0  # examples' worth of trust in the outputs as they are
 FARTHEST = 2.0  # nats: no output is moved by more
 
@@ -46,13 +45,17 @@ def skew(judged: Sequence[Judged]) -> float:
 
 
 def offsets(judged: Sequence[Judged]) -> Tensor:
-    """What is to be added to the outputs, as far as the fault is that of skewed devices."""
-    most = HEAVIEST * median(each.examples for each in judged)
-    weights = [min(each.examples, most) for each in judged]
-    total = sum(weights)
-    lack, sway = torch.zeros(2, len(judged[0].soft), dtype=torch.float64)
-    for weight, each in zip(weights, judged, strict=True):
-        lack += weight / total * (each.share - each.soft)
-        sway += weight / total * each.sway
-    moved: Tensor = (lack / (sway + STIFF / total)).clamp(-FARTHEST, FARTHEST)
-    return (moved - moved.mean()) * skew(judged)
+    """What is to be added to the outputs so that the model says each class as often as it is.
+
+    The second derivative is taken by its diagonal, which alone would go too far by 1 / (K - 1) of
+    the way where K classes are mistaken for each other evenly.
+    """
+    usual = median(each.examples for each in judged)
+    weights = torch.tensor([min(each.examples, LOUDEST * usual) for each in judged]).double()
+    total, classes = weights.sum(), len(judged[0].soft)
+    lack, sway = (
+        torch.stack([values(each) for each in judged]).T @ weights / total
+        for values in (lambda each: each.share - each.soft, lambda each: each.sway)
+    )
+    moved: Tensor = (classes - 1) / classes * lack / (sway + STIFF / total)
+    return (moved - moved.mean()).clamp(-FARTHEST, FARTHEST)

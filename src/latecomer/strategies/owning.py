@@ -14,7 +14,7 @@ from latecomer.strategies.branches import Branches
 from latecomer.strategies.calibration import Judged, offsets, skew
 from latecomer.strategies.fitting import Around
 from latecomer.strategies.labels import output_bias
-from latecomer.strategies.roll_call import HEAVIEST
+from latecomer.strategies.roll_call import FORGOTTEN, HEAVIEST
 from latecomer.strategies.switching import switch_note
 
 # How spread the errors of devices are, where 1 is chance: when they are alike, and when not.
@@ -48,7 +48,11 @@ class Owning(Around[Merge]):
         self._keep, self._branches, self._calibrate = keep, branches, calibrate
         self._changes: dict[int, tuple[int, Tensor]] = {}  # device -> task's number, change
         self._examples: dict[int, int] = {}
-        self._since, self._apart, self._skewed = 0, False, False
+        self._since, self._apart, self._skew = 0, False, 0.0
+        self._arrivals = 0
+        # device -> the lineage and version it last told of, and at which arrival
+        self._told: dict[int, tuple[str, int, int]] = {}
+        self._uses: dict[str, tuple[int, Use]] = {}  # by lineage: as of a commit
 
     @property
     def keep(self) -> float:
@@ -57,10 +61,15 @@ class Owning(Around[Merge]):
     def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
         task, update = contribution.task, contribution.update
         self._since += 1
+        self._arrivals += 1
         self._examples[task.device] = update.num_examples
+        if "share_0" in update.metrics:
+            of = task.chosen(update.choice)
+            self._told[task.device] = (of.lineage, of.version, self._arrivals)
         known, _ = self._changes.get(task.device, (-1, None))
         # A repaired update may come after a newer one.
-        if self._keep and update.delta is not None and not update.noise_std and task.number > known:
+        private = update.noise_std or update.epsilon
+        if self._keep and update.delta is not None and not private and task.number > known:
             self._changes[task.device] = (task.number, update.delta)
         return self.inner.add(contribution, view)
 
@@ -75,50 +84,65 @@ class Owning(Around[Merge]):
         """The shares of the classes that the model of these devices expects."""
         if self._branches is None:
             return None
-        told = self._branches.told(devices, classes) if self._skewed else {}
-        if told:
-            return torch.stack([share for _, share, _ in told.values()]).mean(0)
-        return self._branches.expected(devices, classes)
+        told = self._branches.told(devices, classes).values() if self._skew else ()
+        if not told:
+            return self._branches.expected(devices, classes)
+        moved = self._calibrate * self._skew
+        return torch.stack([torch.lerp(soft, share, moved) for soft, share, _ in told]).mean(0)
 
     def calibrated(self, lineage: str, view: ServerView) -> Tensor:
         """The newest model, moved in its output bias; as it is if it has none."""
-        head, offset, network = (
-            view.store.head_params(lineage),
-            self._offset(lineage, view),
-            _network(view),
-        )
-        place = output_bias(network) if network else None
-        if offset is None or place is None:
+        head, offset = view.store.head_params(lineage), self._offset(lineage, view)
+        if offset is None:
             return head
         moved = head.clone()
-        moved[place] += offset.to(head.dtype)
+        moved[_bias(view)] += offset.to(head.dtype)
         return moved
 
     def use(self, lineage: str, view: ServerView) -> Use:
         """What devices are told of it, who are sent the model as it is trained."""
+        known = self._uses.get(lineage)
+        # Every task asks for it, and it takes a look at all devices.
+        if known is None or known[0] != view.store.commits:
+            known = self._uses[lineage] = (view.store.commits, self._use(lineage, view))
+        return known[1]
+
+    def _use(self, lineage: str, view: ServerView) -> Use:
         network, offset = _network(view), self._offset(lineage, view)
         classes = network.num_classes if network else 0
-        expected = self.expected(self._here(lineage, view), classes)
+        here = [device for device in self._examples if view.home(device) == lineage]
+        expected = self.expected(here, classes)
         return Use(
-            self.keep,
-            self.mix,
+            float(self.keep),
+            float(self.mix),
             () if expected is None else tuple(expected.tolist()),
             () if offset is None else tuple(offset.tolist()),
         )
 
-    def _here(self, lineage: str, view: ServerView) -> list[int]:
-        return [device for device in self._examples if view.home(device) == lineage]
-
     def _offset(self, lineage: str, view: ServerView) -> Tensor | None:
         """What is added to the outputs of its model; None if they stay."""
-        network = _network(view)
-        if network is None or not self._skewed:
+        if not self._skew or _bias(view) is None:
             return None
-        judged = self._judged(self._here(lineage, view), network.num_classes)
-        return self._calibrate * offsets(judged) if len(judged) > 1 else None
+        judged = self._judged(view, lineage)
+        return self._calibrate * self._skew * offsets(judged) if len(judged) > 1 else None
 
-    def _judged(self, devices: Iterable[int], classes: int) -> list[Judged]:
-        told = self._branches.told(devices, classes) if self._branches else {}
+    def _judged(self, view: ServerView, lineage: str | None = None) -> list[Judged]:
+        """What devices tell of the model of this lineage, or of any.
+
+        Not what they told of the first model, of which nothing is left, nor what those told who
+        have been gone for long.
+        """
+        network, long_ago = _network(view), self._arrivals - FORGOTTEN * len(self._examples)
+        if network is None or self._branches is None:
+            return []
+        devices = [
+            device
+            for device, (of, version, at) in self._told.items()
+            if version > 0
+            and lineage in (None, of)
+            and (at >= long_ago or device in view.working or device in view.idle)
+        ]
+        told = self._branches.told(devices, network.num_classes)
         return [Judged(self._examples[device], *of) for device, of in told.items()]
 
     def tell(self, view: ServerView) -> Iterable[Note]:
@@ -143,34 +167,41 @@ class Owning(Around[Merge]):
 
     def _look_at_classes(self, view: ServerView) -> str | None:
         """Whether the model is calibrated from now on, if that is new."""
-        network = _network(view)
-        if not self._calibrate or network is None:
-            return None
-        judged = self._judged(self._examples, network.num_classes)
+        judged = self._judged(view) if self._calibrate and _bias(view) is not None else []
         if len(judged) < 2:
             return None
-        found = skew(judged)
-        if self._skewed == (found >= (EVEN if self._skewed else SKEWED)):
+        found, before = skew(judged), self._skew
+        self._skew = found if found >= (EVEN if before else SKEWED) else 0.0
+        if bool(before) == bool(self._skew):
             return None
-        self._skewed = not self._skewed
-        what = "few classes: outputs are calibrated" if self._skewed else "all: outputs stay"
+        what = "few classes: outputs are calibrated" if self._skew else "all: outputs stay"
         return f"devices hold {what}; their classes are skewed by {found:.2f}, 1 is one on each"
 
     def state(self) -> dict[str, Any]:
-        own = {"changes": dict(self._changes), "examples": dict(self._examples)}
         return {
             **super().state(),
-            **own,
+            "changes": dict(self._changes),
+            "examples": dict(self._examples),
             "since": self._since,
             "apart": self._apart,
-            "skewed": self._skewed,
+            "skew": self._skew,
+            "arrivals": self._arrivals,
+            "told": dict(self._told),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._changes, self._examples = dict(state["changes"]), dict(state["examples"])
         self._since, self._apart = state["since"], state["apart"]
-        self._skewed = state["skewed"]
+        self._skew, self._arrivals = state.get("skew", 0.0), state.get("arrivals", 0)
+        self._told = dict(state.get("told", {}))
+        self._uses = {}
+
+
+def _bias(view: ServerView) -> slice | None:
+    """Where the outputs can be moved."""
+    network = _network(view)
+    return output_bias(network) if network else None
 
 
 def _network(view: ServerView) -> FlatModel | None:
