@@ -7,6 +7,7 @@ from torch import nn
 from latecomer.core.messages import (
     Arrived,
     Contribution,
+    Failed,
     Joined,
     Left,
     Note,
@@ -168,7 +169,7 @@ def test_who_has_been_gone_for_long_is_not_counted():
     server, owning, commands = skewed()
     commands, _ = judge(server, commands, (1.0, 0.0), FEWEST)
     assert len(owning._judged(server)) == 2
-    server.handle(Left(1))
+    server.handle(Failed(server.working[1], "lost"), Left(1))
     rest = [c for c in commands if isinstance(c, Send) and c.task.device == 0]
     judge(server, rest, (1.0, 0.0), 7)
     assert len(owning._judged(server)) == 1

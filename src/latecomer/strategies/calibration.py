@@ -53,9 +53,7 @@ def offsets(judged: Sequence[Judged]) -> Tensor:
     usual = median(each.examples for each in judged)
     weights = torch.tensor([min(each.examples, LOUDEST * usual) for each in judged]).double()
     total, classes = weights.sum(), len(judged[0].soft)
-    lack, sway = (
-        torch.stack([values(each) for each in judged]).T @ weights / total
-        for values in (lambda each: each.share - each.soft, lambda each: each.sway)
-    )
+    lack = weights @ torch.stack([each.share - each.soft for each in judged]) / total
+    sway = weights @ torch.stack([each.sway for each in judged]) / total
     moved: Tensor = (classes - 1) / classes * lack / (sway + STIFF / total)
     return (moved - moved.mean()).clamp(-FARTHEST, FARTHEST)
