@@ -1,16 +1,17 @@
 """Nodes come, go, fail and lie; the loop goes on, and says what it did."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 
 from fake_grid import ToyFederation, ToyNode, revived, saved
+from latecomer.core.messages import Use
 from latecomer.engines.federation import Patience
 from latecomer.engines.post import Delivery
-from latecomer.engines.wire import Packed, Parcel, pack
+from latecomer.engines.wire import Packed, Parcel, decode_task, pack
 from latecomer.strategies.recipe import recipes
 from toy import SIZE
 
@@ -113,6 +114,31 @@ def test_a_node_that_recovers_is_used_again():
     assert [f["reason"] for f in run.lines("drop")] == ["the client raised an error"] * 2
     assert BAD in {f["device"] for f in run.lines("arrival")}
     assert run.loop.roster.devices[BAD].failures == 0
+
+
+@dataclass
+class Listener(ToyNode):
+    """Remembers how it is to use the models it is sent."""
+
+    uses: list[Use | None] = field(default_factory=list)
+
+    def __call__(self, kind, parcel):
+        if kind == "train" and "go-on" not in parcel.fields:
+            self.uses.append(decode_task(parcel, lambda name: (None, SIZE)).use)
+        return super().__call__(kind, parcel)
+
+
+def test_tasks_tell_devices_how_to_use_the_model():
+    node = Listener("toy-0")
+    run = ToyFederation("latecomer", nodes={0: node})
+    run.until(40)
+    assert node.uses[-1] == Use(mix=1.0)
+    run.loop.server.strategy.own.mix = 0.5
+    run.until(80)
+    assert node.uses[-1] == run.loop.server.use("main") == Use(mix=0.5)
+    plain = Listener("toy-0")
+    ToyFederation("fedasync", nodes={0: plain}).until(10)
+    assert plain.uses[-1] is None
 
 
 @pytest.mark.parametrize("strategy", sorted(recipes()))
