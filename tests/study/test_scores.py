@@ -8,8 +8,8 @@ from latecomer.study.scores import Scores
 
 
 def a_server(version):
-    store = SimpleNamespace(commits=version, head_params=lambda: version / 10)
-    return SimpleNamespace(accepted=version, store=store)
+    store = SimpleNamespace(commits=version)
+    return SimpleNamespace(accepted=version, store=store, model=lambda: version / 10)
 
 
 def rows(folder):
