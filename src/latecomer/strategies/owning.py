@@ -64,8 +64,7 @@ class Owning(Around[Merge]):
         self._arrivals += 1
         self._examples[task.device] = update.num_examples
         if "share_0" in update.metrics:
-            of = task.chosen(update.choice)
-            self._told[task.device] = (of.lineage, of.version, self._arrivals)
+            self._told[task.device] = (task.lineage, task.version, self._arrivals)
         known, _ = self._changes.get(task.device, (-1, None))
         # A repaired update may come after a newer one.
         private = update.noise_std or update.epsilon
