@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from charts import line_chart
 from studies import EXAMPLES, Runs, Settings, Study, arguments, by_method, curves, method, table
@@ -220,6 +221,7 @@ def measures(run: Any, target: float) -> dict[str, float]:
     found = {
         "accuracy": last["accuracy"].mean(),
         "late class": last["accuracy_affected"].mean(),
+        "late class all along": all_along(time, metrics["accuracy_affected"]),
         "on devices": last["client_accuracy"].mean(),
         "worst device": last["client_accuracy_worst"].mean(),
         "worst tenth": tenth,
@@ -229,6 +231,11 @@ def measures(run: Any, target: float) -> dict[str, float]:
         "MB down": summary["bytes"]["down"] / 1e6,
     }
     return found | ({"epsilon": epsilon} if epsilon else {})
+
+
+def all_along(time: "pd.Series[float]", values: "pd.Series[float]") -> float:
+    """The mean over the virtual time of the whole run."""
+    return float(np.trapezoid(values, time) / (time.iloc[-1] - time.iloc[0]))
 
 
 def study(name: str, args: argparse.Namespace) -> tuple[Runs, str]:
