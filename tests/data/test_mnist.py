@@ -98,7 +98,7 @@ def test_bad_idx_files(tmp_path: Path, name: str, data: bytes | None, message: s
     assert str(caught.value).startswith(str(tmp_path))
 
 
-@pytest.mark.parametrize("data", [b"plain", gzip.compress(IMAGES)[:-12]])
+@pytest.mark.parametrize("data", [b"plain", gzip.compress(IMAGES)[:-12]], ids=["plain", "cut"])
 def test_bad_gzip(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(data)
