@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from latecomer.errors import RunFailed
-from latecomer.study import runner
+from latecomer.study import models, runner
 from latecomer.study.config import Config, load_config
 from latecomer.study.experiment import Experiment
 from latecomer.study.results import Result, flatten, load
@@ -328,9 +328,9 @@ def test_a_full_disk_is_one_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for name in ("save_file", "write_atomically"):
+    for module, name in ((models, "save_file"), (runner, "write_atomically")):
         with monkeypatch.context() as patch:
-            patch.setattr(runner, name, full)
+            patch.setattr(module, name, full)
             with pytest.raises(RunFailed, match="No space left"):
                 start_run(tiny("stop.updates=2"), tmp_path / name)
 

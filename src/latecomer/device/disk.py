@@ -158,11 +158,11 @@ def _taken_up(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Und
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """No two share their memory, as safetensors wants it."""
     seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
-    return apart
+    return found
 
 
 def replace_file(path: Path, data: bytes) -> None:

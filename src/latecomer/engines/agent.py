@@ -89,9 +89,7 @@ class Agent:
         if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
             return self._begin(client, kept, parcel, order, task)
         update = client.perform(task, kept.memory)
-        answer = self._answered(kept, key, update)
-        self._keep_model(task, update, order.use)
-        return answer
+        return self._answered(kept, key, task, update, order.use)
 
     def _begin(
         self, client: Client, kept: Kept, parcel: Parcel, order: Order, task: Task
@@ -129,11 +127,11 @@ class Agent:
         if part.choice > len(task.offers):
             task = _with_broadcast(task, part.choice, part.base)
         update = client.answer(task, part.local - part.base, part.choice, kept.memory)
-        answer = self._answered(kept, str(key), update, under_way.base)
-        self._keep_model(task, update, begun.use)
-        return answer
+        return self._answered(kept, str(key), task, update, begun.use, under_way.base)
 
-    def _answered(self, kept: Kept, key: str, update: Update, base: str = "") -> Parcel:
+    def _answered(
+        self, kept: Kept, key: str, task: Task, update: Update, use: Use | None, base: str = ""
+    ) -> Parcel:
         told = {
             "num_examples": update.num_examples,
             "metrics": dict(update.metrics),
@@ -146,6 +144,7 @@ class Agent:
             told["base"] = base
         # What it has cost is on disk before it leaves.
         self.disk.save(Kept(kept.begun, kept.memory, kept.run, key, told, update.delta))
+        self._keep_model(task, update, use)
         return encode_update(update, key, base)
 
     def _keep_model(self, task: Task, update: Update, use: Use | None) -> None:

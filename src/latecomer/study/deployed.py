@@ -5,10 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from latecomer.core.messages import Note
-from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.device.networks import Networks
 from latecomer.engines.dialect import Dialect
@@ -19,6 +16,7 @@ from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.files import EventLog
 from latecomer.study.lock import FolderLock
+from latecomer.study.models import write_models
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +88,8 @@ class Deployment:
             reason = self.loop.run(bounds, self._after_step)
             self._save()
             if self.networks is not None:
-                self._write_models(self.networks.whole.layout)
+                lineages = sorted(self.server.branches())
+                write_models(self.folder, self.server, lineages, self.networks.whole.layout)
         finally:
             self.events.file.close()
             self.lock.close()
@@ -138,10 +137,3 @@ class Deployment:
         self.events.write(time, note)
         if note.kind in ("refusal", "drop", "overdue", "away", "introduction"):
             log.info("%s %s", note.kind, dict(note.fields))
-
-    def _write_models(self, layout: Layout) -> None:
-        for lineage in sorted(self.server.branches()):
-            name = "model" if lineage == "main" else f"model-{lineage}"
-            tensors = layout.unflatten(self.server.model(lineage))
-            target = self.folder / f"{name}.safetensors"
-            save_file({key: tensor.clone() for key, tensor in tensors.items()}, target)

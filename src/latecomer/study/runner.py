@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
@@ -30,6 +29,7 @@ from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.lock import FolderLock
 from latecomer.study.metrics import Scores
+from latecomer.study.models import write_models
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.sinks import Sinks, check_sinks
 
@@ -385,7 +385,8 @@ class _Run:
 
     def _finish(self, reason: str) -> dict[str, Any]:
         wall = self._wall()
-        self._write_models()
+        layout = self.experiment.model.layout
+        write_models(self.folder, self.server, self._used_lineages(), layout)
         summary = self._summary(reason, wall)
         self.sinks.end(flatten(summary))
         self._close()
@@ -505,16 +506,6 @@ class _Run:
 
     def _hash(self) -> str:
         return digest(self.server.model(name) for name in self._used_lineages())
-
-    def _write_models(self) -> None:
-        layout = self.experiment.model.layout
-        for lineage in self._used_lineages():
-            name = "model" if lineage == "main" else f"model-{lineage}"
-            tensors = layout.unflatten(self.server.model(lineage))
-            save_file(
-                {key: t.clone() for key, t in tensors.items()},
-                self.folder / f"{name}.safetensors",
-            )
 
 
 class _Signals:
