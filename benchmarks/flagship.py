@@ -136,12 +136,20 @@ NO_TROUBLE = {
 }
 # By itself a run expects too little to do to compile anything: fast devices take many turns.
 COMPILED = {"engine.kernel": "compiled"}
+UCI_HAR = Scenario("flagship/uci-har.toml", (0.05, 0.15), 30, 0.85, settings=COMPILED)
+SP_SW_HAR = Scenario("flagship/sp-sw-har.toml", (0.05, 0.15), 23, 0.8, settings=COMPILED)
+WATCH = Scenario("flagship/watch.toml", (0.05, 0.15), 10, 0.7, settings=COMPILED)
+# By subject everybody does everything: here one activity is done by the late ones only.
+TIED = {**COMPILED, "fleet.late.only": True}
 SCENARIOS = {
     "digits": LATE_DIGITS,
     "mnist": Scenario("flagship/mnist.toml", (0.05, 0.15), 50, 0.7, settings=COMPILED),
-    "uci-har": Scenario("flagship/uci-har.toml", (0.05, 0.15), 30, 0.85, settings=COMPILED),
-    "sp-sw-har": Scenario("flagship/sp-sw-har.toml", (0.05, 0.15), 23, 0.8, settings=COMPILED),
-    "watch": Scenario("flagship/watch.toml", (0.05, 0.15), 10, 0.7, settings=COMPILED),
+    "uci-har": UCI_HAR,
+    "sp-sw-har": SP_SW_HAR,
+    "watch": WATCH,
+    "uci-har-tied": replace(UCI_HAR, settings=TIED),
+    "sp-sw-har-tied": replace(SP_SW_HAR, settings=TIED),
+    "watch-tied": replace(WATCH, settings=TIED),
     "one-class": Scenario(
         "flagship/uci-har.toml",
         (0.02, 0.06),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.federation import Federation, _split, federate
+from latecomer.data.reserved import Reserved
 from latecomer.data.scaling import Moments
 from latecomer.errors import BadInput
 
@@ -323,3 +324,16 @@ def test_examples_outside_of_all_windows_are_told() -> None:
 def test_notes_of_the_data_come_first() -> None:
     made = lay_out(numbered(40, notes=("half of it is gone",)))
     assert made.notes == ("half of it is gone",)
+
+
+def test_only_the_holders_of_a_reserved_class_have_it() -> None:
+    data = numbered(400, classes=4)
+    plain = lay_out(data)
+    tied = lay_out(data, reserved=Reserved((3,), lambda counts: [1]))
+    assert [3 in c.train.y for c in tied.clients] == [False, True, False, False]
+    assert 3 in tied.test.y
+    # The holder has what it had.
+    assert values(tied.clients[1].train.x) == values(plain.clients[1].train.x)
+    lost = len(held(plain)) - len(held(tied))
+    (note,) = set(tied.notes) - set(plain.notes)
+    assert note == f"{lost} of 400 examples are left out: only late devices hold their class"

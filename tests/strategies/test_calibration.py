@@ -1,9 +1,11 @@
 """How far the outputs of a model are moved, by hand."""
 
+import math
+
 import pytest
 import torch
 
-from latecomer.strategies.calibration import FARTHEST, Judged, offsets, skew
+from latecomer.strategies.calibration import FARTHEST, Judged, offsets, unevenness
 
 
 def judged(share, soft=None, sway=None, examples=100.0):
@@ -11,21 +13,37 @@ def judged(share, soft=None, sway=None, examples=100.0):
     return Judged(examples, *(torch.tensor(v, dtype=torch.float64) for v in (soft, share, sway)))
 
 
-def test_skew_by_hand():
-    assert skew([judged([1.0, 0.0]), judged([0.0, 1.0])]) == pytest.approx(1.0)
-    assert skew([judged([0.7, 0.3]), judged([0.7, 0.3])]) == 0.0
-    # The variance is 2 * 0.0625, the largest 2 * 0.25; one example in a hundred is chance.
-    apart = [judged([0.75, 0.25]), judged([0.25, 0.75])]
-    assert skew(apart) == pytest.approx((0.25 - 0.01) / 0.99)
+def test_unevenness_by_hand():
+    apart = [judged([1.0, 0.0]), judged([0.0, 1.0])]
+    assert unevenness(apart).tolist() == pytest.approx([1.0, 1.0])
+    assert unevenness([judged([0.7, 0.3])] * 2).tolist() == [0.0, 0.0]
+    # A quarter of each would have to move, half would be the most. Of a hundred throws of a coin,
+    # heads fall short of half by 51 * C(100, 51) / 2^101 / 100 on average, beside 0.25.
+    found = unevenness([judged([0.75, 0.25]), judged([0.25, 0.75])])
+    chance = 51 * math.comb(100, 51) / 2**101 / 100 / 0.25
+    assert found.tolist() == pytest.approx([(0.5 - chance) / (1 - chance)] * 2)
 
 
-def test_what_comes_of_few_examples_is_no_skew():
-    assert skew([judged(s, examples=4.0) for s in ([0.75, 0.25], [0.25, 0.75])]) == 0.0
-    assert skew([judged(s, examples=1.0) for s in ([1.0, 0.0], [0.0, 1.0])]) == 0.0
+def test_one_class_can_be_uneven_among_others():
+    """One device of four has the second class, and makes up for it by the first."""
+    shares = [[0.1, 0.4, 0.5], *[[0.5, 0.0, 0.5]] * 3]
+    found = unevenness([judged(share, examples=1e12) for share in shares])
+    # Three quarters of the second would have to move, 0.9 would be the most.
+    assert found.tolist() == pytest.approx([0.75 / 4 / 0.6, 0.75 / 0.9, 0.0], abs=1e-5)
 
 
-def test_one_class_only_has_nothing_to_skew():
-    assert skew([judged([1.0, 0.0]), judged([1.0, 0.0])]) == 0.0
+def test_what_comes_of_few_examples_is_not_uneven():
+    rng = torch.Generator().manual_seed(0)
+    chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    drawn = [torch.multinomial(chances, 20, True, generator=rng) for _ in range(300)]
+    shares = [torch.bincount(labels, minlength=4) / 20 for labels in drawn]
+    found = unevenness([judged(share.tolist(), examples=20.0) for share in shares])
+    assert found.max() < 0.1
+    assert unevenness([judged(s, examples=1.0) for s in ([1.0, 0.0], [0.0, 1.0])]).max() == 0.0
+
+
+def test_one_class_only_is_not_uneven():
+    assert unevenness([judged([1.0, 0.0]), judged([1.0, 0.0])]).tolist() == [0.0, 0.0]
 
 
 def test_offsets_by_hand():

@@ -84,7 +84,7 @@ def test_devices_keep_something_while_they_differ():
     assert ["alike" in note for note in notes] == [True]
 
 
-def skewed(calibrate=1.0, bias=True):
+def uneven(calibrate=1.0, bias=True):
     """Two devices with a class each, and a model of two outputs that says the first too often."""
     network = FlatModel(lambda: nn.Linear(1, 2, bias=bias), (1,), 2)
     branches = Branches(1, 4, 20, turns=3.0, partial=False, listen=3)
@@ -120,18 +120,18 @@ def judge(server, commands, shares, times):
     return commands, notes
 
 
-def test_a_model_of_skewed_devices_is_calibrated_in_its_output_bias():
-    server, owning, commands = skewed()
+def test_a_model_of_uneven_devices_is_calibrated_in_its_output_bias():
+    server, owning, commands = uneven()
     assert server.model() is server.store.head_params()
     commands, notes = judge(server, commands, (1.0, 0.0), FEWEST)
     assert ["calibrated" in note for note in notes] == [True]
-    # It lacks 0.2 of the second class: 0.2 / (0.2 + 5 / 100), half of it, and its skew is 1.
+    # It lacks 0.2 of the second class: 0.2 / (0.2 + 5 / 100), half of it, and its unevenness is 1.
     assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.4, 0.4])
     assert server.use("main").offset == pytest.approx((-0.4, 0.4))
     assert server.store.head_params().tolist() == [0.0] * 4  # what is trained stays as it is
     assert owning.expected([0, 1], 2).tolist() == [0.5, 0.5]
     assert server.use("main").expected == (0.5, 0.5)
-    again = skewed()[0]
+    again = uneven()[0]
     again.restore(server.state())
     assert again.model().tolist() == server.model().tolist()
     _, notes = judge(server, commands, (0.5, 0.5), FEWEST)
@@ -140,18 +140,18 @@ def test_a_model_of_skewed_devices_is_calibrated_in_its_output_bias():
 
 
 def test_half_of_it_where_that_is_wished():
-    server, owning, commands = skewed(calibrate=0.5)
+    server, owning, commands = uneven(calibrate=0.5)
     judge(server, commands, (1.0, 0.0), FEWEST)
     assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.2, 0.2])
     assert owning.expected([0, 1], 2).tolist() == pytest.approx([0.6, 0.4])  # half of the way, too
-    server, _, commands = skewed(calibrate=0.0)
+    server, _, commands = uneven(calibrate=0.0)
     _, notes = judge(server, commands, (1.0, 0.0), FEWEST)
     assert not notes
     assert server.model() is server.store.head_params()
 
 
 def test_a_network_without_an_output_bias_stays_as_it_is():
-    server, owning, commands = skewed(bias=False)
+    server, owning, commands = uneven(bias=False)
     _, notes = judge(server, commands, (1.0, 0.0), FEWEST)
     assert not notes
     assert server.model() is server.store.head_params()
@@ -160,13 +160,13 @@ def test_a_network_without_an_output_bias_stays_as_it_is():
 
 
 def test_what_was_said_of_the_first_model_is_not_counted():
-    server, owning, commands = skewed()
+    server, owning, commands = uneven()
     judge(server, commands, (1.0, 0.0), 1)
     assert owning._judged(server) == []
 
 
 def test_who_has_been_gone_for_long_is_not_counted():
-    server, owning, commands = skewed()
+    server, owning, commands = uneven()
     commands, _ = judge(server, commands, (1.0, 0.0), FEWEST)
     assert len(owning._judged(server)) == 2
     server.handle(Failed(server.working[1], "lost"), Left(1))

@@ -7,7 +7,7 @@ from latecomer.core.messages import Arrived, Failed, Joined, Left, Note, Send, T
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called, led
+from latecomer.strategies.roll_call import HEAVIEST, PLACE, RollCall, Word, called, led, left_of
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
@@ -34,7 +34,14 @@ def head(server):
 
 def word(*delta, weight=1.0, submodel=None):
     vector = torch.tensor(delta)
-    return Word(vector, submodel, weight, 0, float(vector.norm()) / len(delta) ** 0.5)
+    return Word(
+        torch.zeros_like(vector),
+        vector,
+        submodel,
+        weight,
+        0,
+        float(vector.norm()) / len(delta) ** 0.5,
+    )
 
 
 def test_all_have_a_word_in_every_commit():
@@ -115,7 +122,15 @@ def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
     sends(server.handle(answer(one, 4.0)))
     assert head(server) == [0.5]  # half a turn: half of a quarter of 4, not the whole of it
     server.handle(answer(two, 4.0))
-    assert head(server) == [1.0]
+    # An eighth of the move of 4, and some of the way since both words were said is gone.
+    assert head(server) == pytest.approx([0.5 + 0.125 * (4 - PLACE * 0.875 * 0.5)])
+
+
+def test_what_is_left_of_a_word():
+    half = left_of(word(4.0, 8.0), torch.tensor([2.0, -2.0]), 0.5)
+    assert half.delta.tolist() == [3.0, 9.0]
+    part = left_of(word(4.0, submodel=FIRST), torch.tensor([2.0, -2.0]), 0.25)
+    assert part.delta.tolist() == [3.5]  # of the part that it carries
 
 
 def test_where_words_cancel_out_nothing_is_held_back():
@@ -129,10 +144,11 @@ def test_those_who_lead_are_shortened_by_as_much():
     server, one, two = begun(2, share=0.5, step=2.0, lead=1.0, reach=0.25)
     (one,) = sends(server.handle(answer(one, 4.0)))
     sends(server.handle(answer(two, 4.0)))
-    assert head(server) == [1.0]
-    server.handle(answer(one, 2.0))
-    mean, more = (2 + 4) / 2, 0.5 * (2 - 4)
-    assert head(server) == pytest.approx([1.0 + 0.25 * 3 / (2 * mean) * (mean + more)])
+    (before,) = head(server)
+    server.handle(answer(one, 2.0))  # of 0.5; the other's word is of 0
+    within, place = 0.25 * 3 / (2 * 3), PLACE * 0.875
+    mean = ((2 - place * (before - 0.5)) + (4 - place * before)) / 2
+    assert head(server) == pytest.approx([before + within * (mean + 0.5 * (2 - 4))])
 
 
 def test_who_says_nothing_does_not_hold_the_others_up():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from latecomer.core.codec import decode, encode
 from latecomer.strategies.switching import Switch, error
 
 
@@ -97,3 +98,32 @@ def test_lineages_have_switches_of_their_own():
     copy = Switch(decay=0.0)
     copy.restore(switch.state())
     assert copy.gamma("child", 10) == 0.0
+
+
+def test_who_is_far_later_is_spared_until_it_is_judged():
+    switch = Switch(decay=0.0, spare=2.0)
+    for device, staleness in enumerate((10, 20, 30)):
+        switch.judge("main", device, 90, 2.0, 1.0, staleness)
+    switch.tried("main", 9, 90, 100)
+    assert switch.decide("main", 100) == (2.0, 1.0)
+    assert switch.ended_below("main") == 40.0  # twice the usual of those who were judged
+    assert [switch.gamma("main", 100, staleness) for staleness in (20, 39, 40, 100)] == [0, 0, 1, 1]
+    assert switch.decide("main", 110) is None  # those who were judged have no say in the rest
+    switch.judge("main", 9, 110, 1.0, 2.0, 100)
+    assert switch.decide("main", 120) is None  # a good estimate
+    switch.judge("main", 9, 120, 2.0, 1.0, 100)
+    assert switch.decide("main", 130) == (2.0, 1.0)
+    assert switch.ended_below("main") == 200.0
+    copy = Switch(decay=0.0, spare=2.0)
+    copy.restore(decode(*encode(switch.state())))
+    assert [copy.gamma("main", 130, staleness) for staleness in (100, 200)] == [0.0, 1.0]
+
+
+def test_what_had_ended_does_not_begin_to_fade_anew():
+    switch = Switch(decay=1.0, spare=2.0)
+    switch.judge("main", 0, 100, 2.0, 1.0, 10)
+    switch.decide("main", 100)
+    assert switch.gamma("main", 150, 10) == 0.5
+    switch.judge("main", 1, 200, 2.0, 1.0, 50)
+    switch.decide("main", 200)
+    assert [switch.gamma("main", 300, staleness) for staleness in (10, 50, 100)] == [0.0, 0.5, 1.0]

@@ -267,6 +267,14 @@ def test_late_devices_hold_the_affected_classes(in_flight: Run) -> None:
     assert min(held[d] for d in late) >= max(held[d] for d in range(10) if d not in late)
 
 
+def test_only_late_devices_hold_the_affected_classes(start: Start) -> None:
+    folder, summary = start(*LATE, "fleet.late.delay=5", "fleet.late.only=true")
+    experiment = Experiment(load_config(folder / "config.toml"))
+    counts = experiment.federation.class_counts()[:, [3, 5]].sum(1)
+    assert set(counts.nonzero().flatten().tolist()) == set(summary["late_devices"])
+    assert len(summary["late_devices"]) == 2
+
+
 def test_late_runs_measure_the_late(in_flight: Run) -> None:
     folder, summary = in_flight
     assert 0 <= summary["accuracy_affected"] <= 1

@@ -12,6 +12,7 @@ from torch import Tensor
 from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
 from latecomer.data.dataset import Dataset
 from latecomer.data.partition import PARTITIONS, Indices
+from latecomer.data.reserved import Reserved
 from latecomer.data.scaling import Moments, impute, moments, pool, standardise
 from latecomer.errors import BadInput, unknown
 
@@ -100,6 +101,7 @@ def federate(
     replicas: Mapping[str, int] | None = None,
     disclose: Disclose = lambda device, moments: moments,
     second: Dataset | None = None,
+    reserved: Reserved | None = None,
     seed: int,
 ) -> Federation:
     """Lay `dataset` out on devices; the same arguments give the same federation.
@@ -109,7 +111,8 @@ def federate(
     examples than that, replicas of augmentation apart. The central test set is, by `test`: "fair"
     the test share of every device; "held-out-clients" all data of a test share of the devices,
     which stay as ids without training data; "official" the rows that the dataset marks. `second`
-    holds the same classes in another domain.
+    holds the same classes in another domain. Examples of `reserved` classes are left out where
+    others than their holders would have them.
     """
     _known("partition", partition, PARTITIONS)
     _known("test", test, TESTS)
@@ -120,6 +123,9 @@ def federate(
     official = _official_rows(dataset) if test == "official" else None
     augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
     shares = _shares(dataset, official, partition, devices, alpha, window, seed)
+    placed = sum(map(len, shares))
+    if reserved:
+        shares = reserved.leave(shares, dataset.y)
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
     nothing = np.empty(0, dtype=np.int64)
     parts = [
@@ -185,7 +191,8 @@ def federate(
                 shares,
                 held_out,
                 central,
-                official=0 if official is None else len(official),
+                outside=len(dataset) - placed - (0 if official is None else len(official)),
+                reserved=placed - sum(map(len, shares)),
             )
         ),
     )
@@ -376,13 +383,17 @@ def _notes(
     shares: Sequence[Indices],
     held_out: Sequence[int],
     central: Examples,
-    official: int,
+    outside: int,
+    reserved: int,
 ) -> Iterable[str]:
     yield from dataset.notes
     if len(shares) != devices:
         yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
-    if unused := len(dataset) - sum(map(len, shares)) - official:
-        yield f"{unused} of {len(dataset)} examples lie in no device's window"
+    if outside:
+        yield f"{outside} of {len(dataset)} examples lie in no device's window"
+    if reserved:
+        left_out = f"{reserved} of {len(dataset)} examples are left out"
+        yield f"{left_out}: only late devices hold their class"
     if empty := [device for device, share in enumerate(shares) if not len(share)]:
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:

@@ -1,7 +1,7 @@
 """By how much the outputs of a model are to be moved so that it says each class as often as it is.
 
-Devices that hold few classes unlearn the others with every step, and what all of them agree on says
-too seldom what few hold: most of all what comes late. Devices tell how often they have each class
+Devices that lack a class unlearn it with every step, and what all of them agree on says too seldom
+what few hold: most of all what comes late. Devices tell how often they have each class
 and how often the model says it, on average; one step of Newton's on the intercepts closes the gap
 (of old "calibration in the large"; Luo et al. 2021 calibrate classifiers after federated training).
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 LOUDEST = 2.0  # times the usual number of examples: nobody counts for more
 STIFF = 5.0  # examples' worth of trust in the outputs as they are
 FARTHEST = 2.0  # nats: no output is moved by more
+TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,20 +29,35 @@ class Judged:
     sway: Tensor  # by how much one nat more would change what is said: the mean of p (1 - p)
 
 
-def skew(judged: Sequence[Judged]) -> float:
-    """How differently classes are spread over devices: 0 as by chance, 1 with one class on each.
+def unevenness(judged: Sequence[Judged]) -> Tensor:
+    """For each class, 0 if devices differ by chance only, 1 if it is all that some have.
 
-    The variance of the shares beside the largest there could be, without the part that comes of
-    counting few examples.
+    The part of it that would have to move so that all have the same share of it (Hoover's index),
+    beside the largest there could be, without what comes of counting few examples.
     """
-    shares = torch.stack([each.share for each in judged])
+    shares = torch.stack([each.share for each in judged]).double()
+    counts = torch.tensor([max(1.0, each.examples) for each in judged]).double().floor()
     mean = shares.mean(0)
-    largest = (mean * (1 - mean)).sum().item()
-    if largest <= 0:
-        return 0.0
-    found = shares.var(0, correction=0).sum().item() / largest
-    chance = sum(1 / max(1.0, each.examples) for each in judged) / len(judged)
-    return max(0.0, (found - chance) / (1 - chance)) if chance < 1 else 0.0
+    found = torch.zeros_like(mean)
+    some = (mean > 0) & (mean < 1)
+    mean, shares = mean[some], shares[:, some]
+    most = mean * (1 - mean)
+    uneven = (mean - shares).clamp_min(0.0).mean(0) / most
+    chance = (by_chance(counts[:, None], mean) / most).mean(0)
+    over = (uneven - chance) / (1 - chance).clamp_min(TINY)
+    # Of devices with one example each nothing is known.
+    found[some] = torch.where(chance < 1 - TINY, over.clamp(0.0, 1.0), 0.0)
+    return found
+
+
+def by_chance(n: Tensor, p: Tensor) -> Tensor:
+    """By how much a share of n examples, each of this chance, falls short of it on average.
+
+    Half of the mean distance from the mean (De Moivre 1730).
+    """
+    k = (n * p).floor() + 1
+    ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    return (ways + k.log() + k * p.log() + (n - k + 1) * (1 - p).log()).exp() / n
 
 
 def offsets(judged: Sequence[Judged]) -> Tensor:

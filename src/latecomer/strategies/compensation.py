@@ -174,7 +174,8 @@ class Compensator:
         return is_unique(sketch(contribution.delta), self._peers.of(contribution), self.gate)
 
     def _gamma(self, contribution: Contribution, view: ServerView) -> float:
-        return self.judge.switch.gamma(contribution.lineage, view.store.commits)
+        switch, staleness = self.judge.switch, contribution.staleness
+        return switch.gamma(contribution.lineage, view.store.commits, staleness)
 
     def _reusable(self, model: FlatModel, contribution: Contribution) -> Estimate | None:
         """What is known of the device, if it explains this update too (selective computation)."""

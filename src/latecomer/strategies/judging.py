@@ -27,9 +27,10 @@ PROBES = 4  # estimates per device that wait for their truth
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """An estimate made for `version` from a stale delta."""
+    """An estimate made for `version` from a delta that was `staleness` commits late."""
 
     version: int
+    staleness: int
     stale: Tensor
     noise_std: float
     estimate: Estimate
@@ -50,11 +51,12 @@ class Judge:
     ) -> None:
         """`estimate` was used for `version` in place of the contribution's stale delta."""
         probes = self._probes.setdefault(contribution.task.device, [])
-        apart = max(1, contribution.staleness // PROBES)
+        staleness = contribution.staleness
+        apart = max(1, staleness // PROBES)
         if len(probes) < PROBES and (not probes or version >= probes[-1].version + apart):
             noise = contribution.update.noise_std
-            probes.append(Probe(version, contribution.delta, noise, estimate))
-            self.switch.tried(contribution.lineage, contribution.task.device, now)
+            probes.append(Probe(version, staleness, contribution.delta, noise, estimate))
+            self.switch.tried(contribution.lineage, contribution.task.device, now, staleness)
 
     def hear(self, model: FlatModel, truth: Contribution, now: int) -> None:
         """Any update of a device, late or not, may be the truth for one of its probes."""
@@ -72,7 +74,7 @@ class Judge:
         estimated = error(fresh, truth.delta, noise)
         stale = error(probe.stale, truth.delta, noise + older)
         silent = error(torch.zeros_like(truth.delta), truth.delta, noise)
-        self.switch.judge(truth.lineage, device, now, estimated, stale)
+        self.switch.judge(truth.lineage, device, now, estimated, stale, probe.staleness)
         self._lineages.add(truth.lineage)
         errors: dict[Verdict, float] = {"estimate": estimated, "word": stale, "silence": silent}
         self.verdicts[device] = min(errors, key=errors.__getitem__)
@@ -91,13 +93,15 @@ class Judge:
         for lineage in sorted(self._lineages):
             worse = self.switch.decide(lineage, now)
             if worse is not None:
+                below = self.switch.ended_below(lineage)
+                whose = f" of what is less than {round(below)} stale" if isfinite(below) else ""
                 fields = {
                     "lineage": lineage,
                     "version": now,
                     "error_estimate": worse[0] if isfinite(worse[0]) else None,
                     "error_stale": worse[1],
-                    "reason": "repair ends: most estimates were further from the truth than"
-                    " the late updates themselves",
+                    "reason": f"repair{whose} ends: most estimates were further from the truth"
+                    " than the late updates themselves",
                 }
                 self._notes.append(Note("switch", fields))
         self._lineages.clear()

@@ -21,10 +21,12 @@ from latecomer.strategies.owning import Owning
 from latecomer.strategies.recipe import recipe
 from latecomer.strategies.roll_call import RollCall
 from latecomer.strategies.stand_ins import StandIns
+from latecomer.strategies.switching import Switch
 from latecomer.strategies.telling import Telling
 from latecomer.strategies.weighting import by_examples
 
 UNUSUAL = 5.0  # times the usual staleness: who is later is repaired; the others would outvote them
+SPARED = 2.0  # times as stale as those whose estimates were no good: repaired still
 TURNS = 3.0  # uploads of each member between two looks at a cluster
 LISTEN = 3  # tasks of a device between two judgements
 FEWEST = 20  # uploads between two looks, in small clusters
@@ -84,6 +86,7 @@ def _repairs(
     # Where devices wait for each other nobody is late by being slow alone.
     return Compensator(
         Effort(samples, iterations=iterations),
+        switch=Switch(spare=SPARED),
         min_ratio=0.0 if wait else UNUSUAL,
         gflops=gflops,
         keep_estimates=keep_estimates,

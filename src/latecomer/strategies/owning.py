@@ -11,7 +11,7 @@ from latecomer.core.messages import Contribution, Note, Use
 from latecomer.core.strategy import Commit, Drop, Merge, ServerView
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.branches import Branches
-from latecomer.strategies.calibration import Judged, offsets, skew
+from latecomer.strategies.calibration import Judged, offsets, unevenness
 from latecomer.strategies.fitting import Around
 from latecomer.strategies.labels import output_bias
 from latecomer.strategies.roll_call import FORGOTTEN, HEAVIEST
@@ -19,8 +19,8 @@ from latecomer.strategies.switching import switch_note
 
 # How spread the errors of devices are, where 1 is chance: when they are alike, and when not.
 ALIKE, DIFFERENT = 1.5, 2.5
-# How skewed the classes of devices are, from 0 to 1: when they are even, and when not.
-EVEN, SKEWED = 0.1, 0.2
+# How unevenly a class lies on devices, from 0 to 1: when all have it, and when few have.
+EVEN, UNEVEN = 0.3, 0.4
 FEWEST = 20  # arrivals between two looks
 
 
@@ -31,8 +31,8 @@ class Owning(Around[Merge]):
     simulation the server speaks for it, so it keeps the last change of each, also of those who are
     gone. From their judgements it knows what classes a model expects, and whether devices differ at
     all: until they are seen to, nothing is kept, because what one has learnt alone is worse than
-    what all have. Where devices hold few classes each, the outputs of the model are moved by
-    `calibrate` of what makes it say all of them as often as they are.
+    what all have. The outputs of the model for classes that few hold are moved by `calibrate` of
+    what makes it say them as often as they are.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Owning(Around[Merge]):
         self._keep, self._branches, self._calibrate = keep, branches, calibrate
         self._changes: dict[int, tuple[int, Tensor]] = {}  # device -> task's number, change
         self._examples: dict[int, int] = {}
-        self._since, self._apart, self._skew = 0, False, 0.0
-        self._arrivals = 0
+        self._since, self._apart, self._arrivals = 0, False, 0
+        self._uneven: Tensor | None = None  # of classes that few hold, the others have 0
         # device -> the lineage and version it last told of, and at which arrival
         self._told: dict[int, tuple[str, int, int]] = {}
         self._uses: dict[str, tuple[int, Use]] = {}  # by lineage: as of a commit
@@ -83,11 +83,13 @@ class Owning(Around[Merge]):
         """The shares of the classes that the model of these devices expects."""
         if self._branches is None:
             return None
-        told = self._branches.told(devices, classes).values() if self._skew else ()
-        if not told:
+        told = self._branches.told(devices, classes).values()
+        if self._uneven is None or not told:
             return self._branches.expected(devices, classes)
-        moved = self._calibrate * self._skew
-        return torch.stack([torch.lerp(soft, share, moved) for soft, share, _ in told]).mean(0)
+        moved = self._calibrate * self._uneven
+        soft, share, _ = (torch.stack(values).mean(0) for values in zip(*told, strict=True))
+        found = torch.lerp(soft, share, moved)
+        return found / found.sum()
 
     def calibrated(self, lineage: str, view: ServerView) -> Tensor:
         """The newest model, moved in its output bias; as it is if it has none."""
@@ -120,10 +122,10 @@ class Owning(Around[Merge]):
 
     def _offset(self, lineage: str, view: ServerView) -> Tensor | None:
         """What is added to the outputs of its model; None if they stay."""
-        if not self._skew or _bias(view) is None:
+        if self._uneven is None or _bias(view) is None:
             return None
         judged = self._judged(view, lineage)
-        return self._calibrate * self._skew * offsets(judged) if len(judged) > 1 else None
+        return self._calibrate * self._uneven * offsets(judged) if len(judged) > 1 else None
 
     def _judged(self, view: ServerView, lineage: str | None = None) -> list[Judged]:
         """What devices tell of the model of this lineage, or of any.
@@ -169,12 +171,17 @@ class Owning(Around[Merge]):
         judged = self._judged(view) if self._calibrate and _bias(view) is not None else []
         if len(judged) < 2:
             return None
-        found, before = skew(judged), self._skew
-        self._skew = found if found >= (EVEN if before else SKEWED) else 0.0
-        if bool(before) == bool(self._skew):
+        found = unevenness(judged)
+        before = torch.zeros_like(found) if self._uneven is None else self._uneven
+        few = found >= torch.where(before > 0, EVEN, UNEVEN)
+        self._uneven = torch.where(few, found, 0.0) if few.any() else None
+        if few.equal(before > 0):
             return None
-        what = "few classes: outputs are calibrated" if self._skew else "all: outputs stay"
-        return f"devices hold {what}; their classes are skewed by {found:.2f}, 1 is one on each"
+        if self._uneven is None:
+            return "all devices have all classes again: outputs stay"
+        which = ", ".join(str(j) for j in few.nonzero().flatten().tolist())
+        how = f"unevenness up to {found.max().item():.2f} of 1"
+        return f"few devices hold classes {which}: outputs are calibrated for them; {how}"
 
     def state(self) -> dict[str, Any]:
         return {
@@ -183,7 +190,7 @@ class Owning(Around[Merge]):
             "examples": dict(self._examples),
             "since": self._since,
             "apart": self._apart,
-            "skew": self._skew,
+            "uneven": self._uneven,
             "arrivals": self._arrivals,
             "told": dict(self._told),
         }
@@ -192,7 +199,7 @@ class Owning(Around[Merge]):
         super().restore(state)
         self._changes, self._examples = dict(state["changes"]), dict(state["examples"])
         self._since, self._apart = state["since"], state["apart"]
-        self._skew, self._arrivals = state.get("skew", 0.0), state.get("arrivals", 0)
+        self._uneven, self._arrivals = state.get("uneven"), state.get("arrivals", 0)
         self._told = dict(state.get("told", {}))
         self._uses = {}
 

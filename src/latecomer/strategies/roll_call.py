@@ -27,13 +27,15 @@ from latecomer.strategies.quota import quota
 
 FORGOTTEN = 3  # turns of its lineage after which the word of a device that is gone no longer counts
 HEAVIEST = 10.0  # times the usual weight: no device may claim more
+PLACE = 0.4  # how far words on which all agree mean a place, not a direction
 
 
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class Word:
-    """The last that a device has said, or a stand-in for it."""
+    """The last that a device has said of `base`, or a stand-in for it."""
 
+    base: Tensor
     delta: Tensor
     submodel: Submodel | None
     weight: float
@@ -42,8 +44,9 @@ class Word:
 
 
 def word_of(contribution: Contribution, heard: int) -> Word:
-    delta, task = contribution.delta, contribution.task
-    return Word(delta, task.submodel, contribution.weight, heard, size_of(delta, delta.numel()))
+    base, delta, submodel = contribution.base, contribution.delta, contribution.task.submodel
+    size = size_of(delta, delta.numel())
+    return Word(base, delta, submodel, contribution.weight, heard, size)
 
 
 def size_of(delta: Tensor, coordinates: int) -> float:
@@ -61,7 +64,9 @@ class RollCall:
     who have just arrived counts for everybody: not at all at 0 (MIFA), in full at 1 (CA2FL).
     With `reach` steps are so short that in a turn the mean moves the model by no more than so many
     times the usual word (0: as far as it likes): where all say the same, and mean it to the end,
-    twice the mean of old words is too far. What those who lead add is shortened by as much.
+    twice the mean of old words is too far. What those who lead add is shortened by as much. Nor is
+    all of the way still to go that the model has gone since a word was said: the more steps must be
+    shortened, the more of it is taken off the words, which damps what late ones set swinging.
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
@@ -106,6 +111,9 @@ class RollCall:
         faded = [self._faded(word, turn, view) for word in words.values()]
         params = called(head, faded, step, self.clip)
         within = self._within_reach(params - head, faded, members / len(spoke)) if self.reach else 1
+        if within < 1:
+            faded = [left_of(word, head, PLACE * (1 - within)) for word in faded]
+            params = called(head, faded, step, self.clip)
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
@@ -173,6 +181,12 @@ class RollCall:
         self._words = {name: dict(of) for name, of in state["words"].items()}
         self._arrived = {name: list(of) for name, of in state["arrived"].items()}
         self._before = {name: dict(of) for name, of in state["before"].items()}
+
+
+def left_of(word: Word, head: Tensor, place: float) -> Word:
+    """The word without `place` of the way from where it was said to `head`."""
+    gone = head[covered(word.submodel)] - word.base
+    return replace(word, delta=torch.sub(word.delta, gone, alpha=place))
 
 
 def usual_size(words: Iterable[Word]) -> float:

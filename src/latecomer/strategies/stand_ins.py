@@ -66,16 +66,20 @@ class StandIns:
     def _words(
         self, tasks: list[Task], bases: list[Tensor], lineage: str, view: ServerView
     ) -> list[Tensor]:
-        judge = self.compensator.judge
-        gamma = judge.switch.gamma(lineage, view.store.commits)
-        last = [self.compensator.known[task.device].word for task in tasks]
-        if not gamma:
-            return last
-        fresh = self._replays(tasks, bases, view)
-        return [
-            word if judge.verdicts.get(task.device) == "word" else torch.lerp(word, new, gamma)
-            for task, word, new in zip(tasks, last, fresh, strict=True)
+        judge, now = self.compensator.judge, view.store.commits
+        known = [self.compensator.known[task.device] for task in tasks]
+        gammas = [
+            0.0
+            if judge.verdicts.get(task.device) == "word"
+            else judge.switch.gamma(lineage, now, of.staleness)
+            for task, of in zip(tasks, known, strict=True)
         ]
+        words = [of.word for of in known]
+        replayed = [i for i, gamma in enumerate(gammas) if gamma]
+        fresh = self._replays([tasks[i] for i in replayed], [bases[i] for i in replayed], view)
+        for i, new in zip(replayed, fresh, strict=True):
+            words[i] = torch.lerp(words[i], new, gammas[i])
+        return words
 
     def _replays(self, tasks: list[Task], bases: list[Tensor], view: ServerView) -> list[Tensor]:
         deltas = list(bases)

@@ -4,15 +4,21 @@ A device's next update is the truth for an earlier estimate. Once most estimates
 further from the truth than the stale updates were, compensation fades out there: the share gamma
 of the estimate falls from 1 to 0 over `decay` of the time before the switch (Intertwined,
 section 3.2). Time is counted in commits.
+
+Past the papers, in which all who are late are equally late: who is far later than those who were
+judged has more to gain, and can be spared until it has been judged itself.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from latecomer.core.codec import portable
 from latecomer.core.messages import Note
 
 HALF_NORMAL = 2.0 / math.pi  # the squared mean of |z|, z standard normal
@@ -36,22 +42,60 @@ def error(guess: Tensor, truth: Tensor, noise_variance: float = 0.0) -> float:
     return math.sqrt(max(seen**2 - HALF_NORMAL * noise_variance, 0.0))
 
 
+@portable
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a device's truth said of its estimate, which was made from an update so stale."""
+
+    at: int
+    staleness: int
+    estimated: float
+    stale: float
+
+
+@portable
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Compensation fades out since `at` for what is less stale than `below`.
+
+    For what is less stale than `before` it had ended earlier.
+    """
+
+    at: int
+    before: float
+    below: float
+
+
 class Switch:
-    """Per lineage: the last judgement of each device, and since when compensation fades out."""
+    """Per lineage: the last judgement of each device, and since when compensation fades out.
 
-    def __init__(self, decay: float = 0.1, enabled: bool = True) -> None:
-        self.decay, self.enabled = decay, enabled
-        self._tried: dict[str, dict[int, int]] = {}  # device -> when an estimate was last used
-        self._judged: dict[str, dict[int, tuple[int, float, float]]] = {}
-        self._off_at: dict[str, int] = {}
+    It fades out for everybody, or with `spare` for those only who are less than so many times as
+    stale as the judged usually were; the others go on, and are judged by themselves.
+    """
 
-    def tried(self, lineage: str, device: int, now: int) -> None:
+    def __init__(self, decay: float = 0.1, enabled: bool = True, spare: float = math.inf) -> None:
+        self.decay, self.enabled, self.spare = decay, enabled, spare
+        # device -> when an estimate was last used, and how stale its update was
+        self._tried: dict[str, dict[int, tuple[int, int]]] = {}
+        self._judged: dict[str, dict[int, Vote]] = {}
+        self._ended: dict[str, Ended] = {}
+
+    def tried(self, lineage: str, device: int, now: int, staleness: int = 0) -> None:
         """An estimate for this device has been used, and will be judged."""
-        self._tried.setdefault(lineage, {})[device] = now
+        self._tried.setdefault(lineage, {})[device] = (now, staleness)
 
-    def judge(self, lineage: str, device: int, now: int, estimated: float, stale: float) -> None:
+    def judge(
+        self,
+        lineage: str,
+        device: int,
+        now: int,
+        estimated: float,
+        stale: float,
+        staleness: int = 0,
+    ) -> None:
         """The errors of the estimate and of the stale update, now that the truth is known."""
-        self._judged.setdefault(lineage, {})[device] = (now, estimated, stale)
+        vote = Vote(now, staleness, estimated, stale)
+        self._judged.setdefault(lineage, {})[device] = vote
 
     def decide(self, lineage: str, now: int) -> tuple[float, float] | None:
         """Switch off if most estimates are worse; the two mean errors if it does.
@@ -59,49 +103,63 @@ class Switch:
         Each device has one vote, whatever the size of its updates, and it counts for as long
         again as the run had taken when it was cast. Waits for half of the devices on trial.
         """
-        recent = now // 2
+        recent, ended = now // 2, self._ended.get(lineage)
+        below = ended.below if ended else 0.0
         judged = [
-            (estimated, stale)
-            for at, estimated, stale in self._judged.get(lineage, {}).values()
-            if at >= recent
+            vote
+            for vote in self._judged.get(lineage, {}).values()
+            if vote.at >= recent and vote.staleness >= below
         ]
-        waiting = sum(at >= recent for at in self._tried.get(lineage, {}).values())
-        if not self.enabled or lineage in self._off_at or not judged or 2 * len(judged) < waiting:
+        waiting = sum(
+            at >= recent and staleness >= below
+            for at, staleness in self._tried.get(lineage, {}).values()
+        )
+        if not self.enabled or not judged or 2 * len(judged) < waiting:
             return None
-        if 2 * sum(estimated > stale for estimated, stale in judged) <= len(judged):
+        if 2 * sum(vote.estimated > vote.stale for vote in judged) <= len(judged):
             return None
-        self._off_at[lineage] = now
-        estimates, stales = zip(*judged, strict=True)
-        return math.fsum(estimates) / len(judged), math.fsum(stales) / len(judged)
+        usual = median(vote.staleness for vote in judged)
+        spared = self.spare * usual if math.isfinite(self.spare) else math.inf
+        self._ended[lineage] = Ended(now, below, max(spared, below + 1))
+        return (
+            math.fsum(vote.estimated for vote in judged) / len(judged),
+            math.fsum(vote.stale for vote in judged) / len(judged),
+        )
 
-    def gamma(self, lineage: str, now: int) -> float:
-        """The share of the estimate; the rest is the stale update."""
-        off_at = self._off_at.get(lineage)
-        if off_at is None:
+    def ended_below(self, lineage: str) -> float:
+        """How stale an update must be to be repaired still: 0 if all are, infinite if none is."""
+        return self._ended[lineage].below if lineage in self._ended else 0.0
+
+    def gamma(self, lineage: str, now: int, staleness: float = 0.0) -> float:
+        """The share of the estimate for an update so stale; the rest is the update itself."""
+        ended = self._ended.get(lineage)
+        if ended is None or staleness >= ended.below:
             return 1.0
-        window = self.decay * off_at
-        return max(0.0, 1.0 - (now - off_at) / window) if window else 0.0
+        if staleness < ended.before:
+            return 0.0
+        window = self.decay * ended.at
+        return max(0.0, 1.0 - (now - ended.at) / window) if window else 0.0
 
     def on_fork(self, parent: str, child: str) -> None:
         """The child's model is the parent's: so are its prospects."""
         self._judged[child] = dict(self._judged.get(parent, {}))
         self._tried[child] = dict(self._tried.get(parent, {}))
-        if parent in self._off_at:
-            self._off_at[child] = self._off_at[parent]
+        if parent in self._ended:
+            self._ended[child] = self._ended[parent]
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._judged.setdefault(into, {}).update(self._judged.pop(gone, {}))
         self._tried.setdefault(into, {}).update(self._tried.pop(gone, {}))
-        self._off_at.pop(gone, None)
+        self._ended.pop(gone, None)
 
     def state(self) -> dict[str, Any]:
         return {
             "judged": {name: dict(of) for name, of in self._judged.items()},
             "tried": {name: dict(of) for name, of in self._tried.items()},
-            "off_at": dict(self._off_at),
+            "ended": dict(self._ended),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._judged = {name: dict(of) for name, of in state["judged"].items()}
         self._tried = {name: dict(of) for name, of in state["tried"].items()}
-        self._off_at = dict(state["off_at"])
+        self._ended = dict(state["ended"])

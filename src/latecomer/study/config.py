@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -13,6 +13,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 
 from latecomer.errors import BadInput, did_you_mean
@@ -70,12 +71,16 @@ class GammaDelay(Section):
 
 
 class LateConfig(Section):
-    """Who is late, and by how many epochs. A delay of 0 makes nobody late."""
+    """Who is late, and by how many epochs. A delay of 0 makes nobody late.
+
+    With `only` nobody but the late devices has examples of the classes.
+    """
 
     classes: Listed = ()
     devices: int = Field(10, ge=0)
     delay: Annotated[float, Field(ge=0)] | GammaDelay = 0.0
     kind: Literal["in-flight", "busy"] = "in-flight"
+    only: bool = False
 
     @field_validator("delay", mode="wrap")
     @classmethod
@@ -86,6 +91,12 @@ class LateConfig(Section):
             raise ValueError(
                 "must be 0 or more epochs, or {gamma = 10} for a Gamma of mean 10"
             ) from None
+
+    @model_validator(mode="after")
+    def _only_of_something(self) -> Self:
+        if self.only and not (self.classes and self.devices):
+            raise ValueError("only = true needs classes and 1 or more devices that hold them")
+        return self
 
 
 class FleetConfig(Section):

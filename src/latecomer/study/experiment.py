@@ -18,6 +18,7 @@ from latecomer.data.drift import ClientStreams, Drift, streams, union
 from latecomer.data.federation import Examples, Federation, federate
 from latecomer.data.options import SourceOptions
 from latecomer.data.rare import without_rare
+from latecomer.data.reserved import Reserved
 from latecomer.data.sources import load
 from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
@@ -81,8 +82,10 @@ class Experiment:
         )
         options = resolve_options(self.recipe, config.strategy.options)
         dataset = load(config.data.source, config.data.path, source_options(config.data))
+        dataset = without_rare(dataset, config.data.min_examples)
+        _check_late_classes(config, dataset)
         self.federation: Federation = federate(
-            without_rare(dataset, config.data.min_examples),
+            dataset,
             partition=config.data.partition,
             devices=config.fleet.devices,
             alpha=config.data.alpha,
@@ -94,9 +97,9 @@ class Experiment:
             window=config.data.window,
             replicas=config.data.replicas,
             second=second_domain(config.data.drift),
+            reserved=_reserved(config),
             seed=config.seed,
         )
-        _check_late_classes(config, self.federation)
         config = self._with_level(config)
         self.networks: Networks = self._networks(config)
         self.model: FlatModel = self.networks.whole
@@ -556,10 +559,20 @@ def _whole(path: str) -> str:
     return str(Path(path).resolve()) if path and Path(path).exists() else path
 
 
-def _check_late_classes(config: Config, federation: Federation) -> None:
+def _check_late_classes(config: Config, dataset: Dataset) -> None:
     for label in config.fleet.late.classes:
-        if not 0 <= label < federation.num_classes:
+        if not 0 <= label < dataset.num_classes:
             raise BadInput(
                 f"fleet.late.classes: {label} is no class of {config.data.source}"
-                f" (0 to {federation.num_classes - 1})"
+                f" (0 to {dataset.num_classes - 1})"
             )
+
+
+def _reserved(config: Config) -> Reserved | None:
+    late = config.fleet.late
+    if not late.only:
+        return None
+    return Reserved(
+        late.classes,
+        lambda counts: choose_late(counts, late.classes, late.devices, config.seed),
+    )
