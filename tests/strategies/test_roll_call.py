@@ -127,10 +127,13 @@ def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
 
 
 def test_what_is_left_of_a_word():
-    half = left_of(word(4.0, 8.0), torch.tensor([2.0, -2.0]), 0.5)
-    assert half.delta.tolist() == [3.0, 9.0]
-    part = left_of(word(4.0, submodel=FIRST), torch.tensor([2.0, -2.0]), 0.25)
-    assert part.delta.tolist() == [3.5]  # of the part that it carries
+    head, whole = torch.tensor([2.0, -2.0]), word(4.0, 8.0)
+    assert left_of(whole, head, 0.5).tolist() == [3.0, 9.0]
+    assert left_of(whole, head, 0.0) is whole.delta
+    part = word(4.0, submodel=FIRST)
+    assert left_of(part, head, 0.25).tolist() == [3.5]  # of the part that it carries
+    # With the whole way left out, the model goes to where words wanted it.
+    assert called(head, [whole, part], 1.0, 0.0, place=1.0).tolist() == [4.0, 8.0]
 
 
 def test_where_words_cancel_out_nothing_is_held_back():

@@ -112,8 +112,7 @@ class RollCall:
         params = called(head, faded, step, self.clip)
         within = self._within_reach(params - head, faded, members / len(spoke)) if self.reach else 1
         if within < 1:
-            faded = [left_of(word, head, PLACE * (1 - within)) for word in faded]
-            params = called(head, faded, step, self.clip)
+            params = called(head, faded, step, self.clip, PLACE * (1 - within))
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
@@ -183,12 +182,6 @@ class RollCall:
         self._before = {name: dict(of) for name, of in state["before"].items()}
 
 
-def left_of(word: Word, head: Tensor, place: float) -> Word:
-    """The word without `place` of the way from where it was said to `head`."""
-    gone = head[covered(word.submodel)] - word.base
-    return replace(word, delta=torch.sub(word.delta, gone, alpha=place))
-
-
 def usual_size(words: Iterable[Word]) -> float:
     return median(word.size for word in words)
 
@@ -203,8 +196,13 @@ def same(one: Word, other: Word) -> bool:
     return name_of(one.submodel) == name_of(other.submodel)
 
 
-def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Tensor:
-    """head + step * weighted mean of the words, per coordinate over those who trained it."""
+def called(
+    head: Tensor, words: Sequence[Word], step: float, clip: float, place: float = 0.0
+) -> Tensor:
+    """head + step * weighted mean of the words, per coordinate over those who trained it.
+
+    Of each word `place` of the way is left out that the model has gone since it was said.
+    """
     heaviest, longest = bounds(words, clip)
     weights = [min(word.weight, heaviest) for word in words]
     factors = [
@@ -213,14 +211,21 @@ def called(head: Tensor, words: Sequence[Word], step: float, clip: float) -> Ten
     total = torch.zeros_like(head)
     if all(word.submodel is None for word in words):
         for word, factor in zip(words, factors, strict=True):
-            total.add_(word.delta, alpha=factor)
+            total.add_(left_of(word, head, place), alpha=factor)
         return torch.add(head, total, alpha=step / math.fsum(weights))
     share = torch.zeros_like(head)
     for word, weight, factor in zip(words, weights, factors, strict=True):
         index = covered(word.submodel)
-        total[index] += factor * word.delta
+        total[index] += factor * left_of(word, head, place)
         share[index] += weight
     return torch.where(share > 0, head + step * total / share, head)
+
+
+def left_of(word: Word, head: Tensor, place: float) -> Tensor:
+    """What it says, without `place` of the way from where it was said to `head`."""
+    if not place:
+        return word.delta
+    return torch.sub(word.delta, head[covered(word.submodel)] - word.base, alpha=place)
 
 
 def led(

@@ -188,7 +188,7 @@ def repairs(summary: Mapping[str, Any]) -> str:
     ended = (
         ""
         if found["switched_at"] is None
-        else f", switched off at version {found['switched_at']:,}"
+        else f", first switched off at version {found['switched_at']:,}"
     )
     return f"{found['count']:,} in {span(found['seconds'])} of the server{ended}"
 

@@ -331,9 +331,9 @@ def repair(facts: Facts) -> Finding | None:
     right = "" if run.repairs_right is None else f", right in {run.repairs_right:.0%} of judgements"
     if run.switched_after is not None:
         text = (
-            f"Repair switched itself off after {run.switched_after:.0%} of the commits: from then"
-            f" on estimates were worse than late updates as they came ({run.repairs}"
-            f" repaired{right})."
+            f"Repair first switched itself off after {run.switched_after:.0%} of the commits: there"
+            f" most estimates were worse than late updates as they came ({run.repairs}"
+            f" repaired in all{right})."
         )
     else:
         text = (
