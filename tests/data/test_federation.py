@@ -336,4 +336,25 @@ def test_only_the_holders_of_a_reserved_class_have_it() -> None:
     assert values(tied.clients[1].train.x) == values(plain.clients[1].train.x)
     lost = len(held(plain)) - len(held(tied))
     (note,) = set(tied.notes) - set(plain.notes)
-    assert note == f"{lost} of 400 examples are left out: only late devices hold their class"
+    left_out = f"{lost} of 400 examples are left out"
+    assert note == f"{left_out}: fleet.late.only leaves their class to 1 devices"
+    assert tied.holders == (1,)
+
+
+def test_a_reserved_class_must_be_trained_on() -> None:
+    data = numbered(400, classes=4)
+    few = lay_out(data, per_device=1)
+    holder = next(d for d, c in enumerate(few.clients) if 3 not in c.train.y)
+    with pytest.raises(BadInput, match=r"fleet\.late\.only: no training example of '3' is left"):
+        lay_out(data, per_device=1, reserved=Reserved((3,), lambda _: [holder]))
+
+
+def test_held_out_devices_are_tested_on_reserved_classes_too() -> None:
+    tied = lay_out(
+        numbered(400, classes=4),
+        devices=10,
+        test="held-out-clients",
+        reserved=Reserved((3,), lambda counts: [int(counts[:, 3].argmax())]),
+    )
+    assert 3 in tied.test.y
+    assert not set(tied.holders) & set(tied.held_out)

@@ -7,6 +7,8 @@ import torch
 
 from latecomer.strategies.calibration import FARTHEST, Judged, offsets, unevenness
 
+ALL = torch.ones(2, dtype=torch.float64)
+
 
 def judged(share, soft=None, sway=None, examples=100.0):
     soft, sway = share if soft is None else soft, [0.2] * len(share) if sway is None else sway
@@ -18,9 +20,10 @@ def test_unevenness_by_hand():
     assert unevenness(apart).tolist() == pytest.approx([1.0, 1.0])
     assert unevenness([judged([0.7, 0.3])] * 2).tolist() == [0.0, 0.0]
     # A quarter of each would have to move, half would be the most. Of a hundred throws of a coin,
-    # heads fall short of half by 51 * C(100, 51) / 2^101 / 100 on average, beside 0.25.
+    # heads fall short of half by 51 * C(100, 51) / 2^101 / 100 on average, beside 0.25, and of
+    # the mean of two such by sqrt(1 / 2) of that.
     found = unevenness([judged([0.75, 0.25]), judged([0.25, 0.75])])
-    chance = 51 * math.comb(100, 51) / 2**101 / 100 / 0.25
+    chance = math.sqrt(1 / 2) * 51 * math.comb(100, 51) / 2**101 / 100 / 0.25
     assert found.tolist() == pytest.approx([(0.5 - chance) / (1 - chance)] * 2)
 
 
@@ -52,7 +55,20 @@ def test_offsets_by_hand():
     # It lacks (-0.2 + 0.4) / 2 = 0.1 of the second class, and the other way round; one nat gives
     # 0.2, and five examples of a hundred hold against it: 0.1 / (0.2 + 0.05), and half of that
     # because what one class gains the other loses.
-    assert offsets([one, other]).tolist() == pytest.approx([-0.2, 0.2])
+    assert offsets([one, other], ALL).tolist() == pytest.approx([-0.2, 0.2])
+
+
+def test_one_class_is_moved_alone():
+    """Of three classes the first two are said too often and too seldom; the third as it is."""
+    told = [judged([0.2, 0.5, 0.3], soft=[0.5, 0.2, 0.3], sway=[0.2] * 3, examples=50.0)] * 2
+    only = [torch.tensor([float(k == j) for j in range(3)]).double() for k in range(3)]
+    # It lacks 0.3 of the second; one nat gives 0.2, and five examples of a hundred hold against it.
+    assert offsets(told, only[0]).tolist() == pytest.approx([-1.2, 0.0, 0.0])
+    assert offsets(told, 0.5 * only[1]).tolist() == pytest.approx([0.0, 0.6, 0.0])
+    assert offsets(told, only[2]).tolist() == [0.0, 0.0, 0.0]  # whatever the others lack
+    # All together: two thirds of that each, since what one gains the others lose.
+    found = offsets(told, torch.ones(3).double())
+    assert found.tolist() == pytest.approx([-0.8, 0.8, 0.0])
 
 
 def test_the_gap_is_closed():
@@ -78,17 +94,17 @@ def test_the_gap_is_closed():
 
     found = lack(torch.zeros(2))
     assert gap(found) < -0.1
-    assert abs(gap(lack(offsets(found)))) < 0.1 * abs(gap(found))
+    assert abs(gap(lack(offsets(found, ALL)))) < 0.1 * abs(gap(found))
 
 
 def test_a_model_that_says_each_class_as_often_as_it_is_stays():
-    assert offsets([judged([1.0, 0.0]), judged([0.0, 1.0])]).tolist() == [0.0, 0.0]
+    assert offsets([judged([1.0, 0.0]), judged([0.0, 1.0])], ALL).tolist() == [0.0, 0.0]
 
 
 def test_nothing_moves_too_far():
     classes = torch.eye(10).tolist()
     never = [judged(s, soft=classes[0], sway=[0.0] * 10) for s in classes]
-    found = offsets(never)
+    found = offsets(never, torch.ones(10).double())
     assert found[0] == -FARTHEST
     assert 0 < found[1:].min() <= found[1:].max() <= FARTHEST
 
@@ -96,7 +112,7 @@ def test_nothing_moves_too_far():
 def test_nobody_counts_for_more_than_two():
     honest = [judged(s) for s in ([1.0, 0.0], [0.0, 1.0])] * 10
     loud = [
-        offsets([*honest, judged([1.0, 0.0], soft=[0.0, 1.0], examples=n)]).abs().max().item()
+        offsets([*honest, judged([1.0, 0.0], soft=[0.0, 1.0], examples=n)], ALL).abs().max().item()
         for n in (1e3, 1e9)
     ]
     assert loud[0] == pytest.approx(loud[1])

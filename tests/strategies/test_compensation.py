@@ -264,6 +264,52 @@ def test_an_estimate_worse_than_the_stale_update_switches_it_off(monkeypatch):
     assert fleet.compensator.judge.verdicts[2] == "word"
 
 
+def test_who_is_far_later_is_repaired_when_it_has_ended_for_others(monkeypatch):
+    """Device 2 is judged at a staleness of 1: from 2 on updates are repaired, not before."""
+    from latecomer.strategies import judging
+
+    fleet = Fleet(switch=Switch(decay=0.0, spare=2.0), stand_in=True)
+    fleet.epoch()
+    fleet.late_word()
+    fleet.epoch()
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
+        truth_task = fleet.tasks[2]
+        fleet.epoch()
+        fleet.tasks |= fleet.sent(fleet.answer(truth_task))
+    (switch,) = fleet.notes("switch")
+    assert "repair of what is less than 2 stale ends" in switch["reason"]
+    fleet.tasks |= fleet.sent(fleet.ready().event)  # it had begun before that was known
+    (line,) = fleet.notes("compensation")
+    assert line["gamma"] == 0.0
+    assert fleet.compensator.known[2].staleness == 1
+    (gathered,) = fleet.server.strategy.merge._gathered
+    assert torch.equal(gathered.delta, fleet.truth(2, truth_task.params))  # it was 1 stale
+    (other,) = _stand_ins(fleet, verdict="estimate")
+    assert torch.equal(other.delta, fleet.compensator.known[2].word)  # which repeats an old word
+    assert torch.equal(other.base, truth_task.params)
+    late = fleet.tasks[2] if 2 in fleet.server.working else None
+    for _ in range(3):
+        fleet.epoch()
+        late = late or fleet.tasks[2]
+    fleet.tasks |= fleet.sent(fleet.answer(late))
+    if not fleet.notes("compensation"):
+        fleet.sent(fleet.ready().event)
+    (line,) = fleet.notes("compensation")
+    assert (line["gamma"], line["staleness"] >= 2) == (1.0, True)
+    assert fleet.compensator.known[2].staleness >= 2
+
+
+def _stand_ins(fleet, verdict):
+    """What would be said for device 2, if it were away now."""
+    server, task = fleet.server, fleet.tasks[2]
+    fleet.compensator.judge.verdicts[2] = verdict
+    speak = server.strategy.merge.stand_ins
+    head = server.store.head_params()
+    found = speak._words([task], [head], "main", server)
+    return [speak._contribution(task, base, word, "main", server) for base, word in found]
+
+
 def test_an_update_that_cannot_be_explained_counts_as_it_is(monkeypatch):
     fleet = Fleet()
     plain = compensation.invert

@@ -1,13 +1,25 @@
 """Hand-worked roll calls, and what is kept of whom."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Failed, Joined, Left, Note, Send, TrainSpec, Update
+from latecomer.core.messages import (
+    Arrived,
+    Contribution,
+    Failed,
+    Joined,
+    Left,
+    Note,
+    Send,
+    TrainSpec,
+    Update,
+)
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.roll_call import HEAVIEST, PLACE, RollCall, Word, called, led, left_of
+from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called, led, left_of
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
@@ -21,8 +33,8 @@ def answer(task, *delta, examples=1):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), examples))
 
 
-def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0, reach=0.0):
-    merge = RollCall(share, step, clip, fade, lead, reach)
+def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0, reach=0.0, place=0.0):
+    merge = RollCall(share, step, clip, fade, lead, reach, place)
     strategy = Strategy(weigh=by_examples(), merge=merge)
     server = Server(torch.zeros(1), strategy, TrainSpec())
     return server, *sends(server.handle(*map(Joined, range(devices))))
@@ -122,8 +134,54 @@ def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
     sends(server.handle(answer(one, 4.0)))
     assert head(server) == [0.5]  # half a turn: half of a quarter of 4, not the whole of it
     server.handle(answer(two, 4.0))
-    # An eighth of the move of 4, and some of the way since both words were said is gone.
-    assert head(server) == pytest.approx([0.5 + 0.125 * (4 - PLACE * 0.875 * 0.5)])
+    assert head(server) == [1.0]
+
+
+def test_the_way_that_the_model_has_gone_since_is_taken_off():
+    server, one, two = begun(2, share=0.5, step=2.0, reach=0.25, place=0.4)
+    sends(server.handle(answer(one, 4.0)))
+    assert head(server) == [0.5]  # it was said of this model
+    server.handle(answer(two, 4.0))
+    # An eighth of the move of 4, and of the way of 0.5 since both words were said 7/8 of 0.4.
+    assert head(server) == pytest.approx([0.5 + 0.125 * (4 - 0.4 * 0.875 * 0.5)])
+
+
+def test_the_reach_holds_however_far_the_model_has_gone():
+    """All say the same of a model that is far behind, and one says it of one that is further."""
+    for behind in (20.0, -20.0):
+        words = [word(1.0)] * 3 + [replace(word(1.0), base=torch.tensor([-behind]))]
+        found = called(torch.tensor([behind]), words, 1.0, 0.0, place=1.0).item() - behind
+        assert abs(found) <= 2.0  # no word has become more than twice as long
+    server, *tasks = begun(4, share=0.25, step=4.0, reach=0.3, place=1.0)
+    for _ in range(12):
+        before = head(server)[0]
+        (task,) = sends(server.handle(answer(tasks.pop(0), 1.0)))
+        tasks.append(task)
+        assert abs(head(server)[0] - before) <= 0.3 / 4 + 1e-6
+
+
+def test_words_of_another_lineage_or_before_a_union_have_no_way_to_go():
+    merge = RollCall(1.0, 1.0, 0.0, reach=0.3, place=0.4)
+    merge._words = {"main": {0: word(1.0)}, "gone": {1: word(2.0)}}
+    merge.on_absorb("main", "gone")
+    (kept,) = merge._words["main"].values()
+    assert kept.base is None
+    assert left_of(kept, torch.tensor([100.0]), 0.4).tolist() == [1.0]
+    assert "gone" not in merge._words
+    server, task = begun(1, reach=0.3, place=0.4)
+    store = server.store
+    moved = Contribution(task, Update(task.id, task.params, 1), task.params, task.params, "main", 0)
+    assert server.strategy.merge._base(moved, server) is task.params
+    store.fork("main", "other")
+    assert server.strategy.merge._base(replace(moved, lineage="other"), server) is None
+
+
+def test_without_reach_or_place_no_model_is_kept():
+    for options in ({"reach": 0.3}, {"place": 0.4}):
+        server, one = begun(1, **options)
+        server.handle(answer(one, 1.0))
+        (known,) = server.strategy.merge._words["main"].values()
+        assert known.base is None
 
 
 def test_what_is_left_of_a_word():
@@ -134,6 +192,8 @@ def test_what_is_left_of_a_word():
     assert left_of(part, head, 0.25).tolist() == [3.5]  # of the part that it carries
     # With the whole way left out, the model goes to where words wanted it.
     assert called(head, [whole, part], 1.0, 0.0, place=1.0).tolist() == [4.0, 8.0]
+    # Never more than the word is long: a hundredth of the way here.
+    assert left_of(word(1.0), torch.tensor([100.0]), 1.0).tolist() == pytest.approx([0.0], abs=1e-6)
 
 
 def test_where_words_cancel_out_nothing_is_held_back():
@@ -147,11 +207,10 @@ def test_those_who_lead_are_shortened_by_as_much():
     server, one, two = begun(2, share=0.5, step=2.0, lead=1.0, reach=0.25)
     (one,) = sends(server.handle(answer(one, 4.0)))
     sends(server.handle(answer(two, 4.0)))
-    (before,) = head(server)
-    server.handle(answer(one, 2.0))  # of 0.5; the other's word is of 0
-    within, place = 0.25 * 3 / (2 * 3), PLACE * 0.875
-    mean = ((2 - place * (before - 0.5)) + (4 - place * before)) / 2
-    assert head(server) == pytest.approx([before + within * (mean + 0.5 * (2 - 4))])
+    assert head(server) == [1.0]
+    server.handle(answer(one, 2.0))
+    mean, more = (2 + 4) / 2, 0.5 * (2 - 4)
+    assert head(server) == pytest.approx([1.0 + 0.25 * 3 / (2 * mean) * (mean + more)])
 
 
 def test_who_says_nothing_does_not_hold_the_others_up():

@@ -124,6 +124,16 @@ def test_what_had_ended_does_not_begin_to_fade_anew():
     switch.judge("main", 0, 100, 2.0, 1.0, 10)
     switch.decide("main", 100)
     assert switch.gamma("main", 150, 10) == 0.5
-    switch.judge("main", 1, 200, 2.0, 1.0, 50)
-    switch.decide("main", 200)
-    assert [switch.gamma("main", 300, staleness) for staleness in (10, 50, 100)] == [0.0, 0.5, 1.0]
+    switch.judge("main", 1, 150, 2.0, 1.0, 50)
+    switch.decide("main", 150)
+    assert switch.gamma("main", 150, 10) == 0.5  # nor does it end at once
+    assert [switch.gamma("main", 225, staleness) for staleness in (10, 50, 100)] == [0.0, 0.5, 1.0]
+
+
+def test_an_old_probe_of_the_judged_does_not_silence_a_vote():
+    switch = Switch(decay=0.0, spare=2.0)
+    switch.judge("main", 0, 100, 2.0, 1.0, 10)
+    switch.decide("main", 100)
+    switch.judge("main", 1, 110, 2.0, 1.0, 50)
+    switch.judge("main", 1, 111, 1.0, 2.0, 10)  # was waiting since before
+    assert switch.decide("main", 111) == (2.0, 1.0)

@@ -187,8 +187,3 @@ def test_options_of_a_strategy_survive_the_file(tmp_path: Path) -> None:
         "b": 2,
         "p": 1.5,
     }
-
-
-def test_only_the_late_must_be_late_with_something() -> None:
-    with pytest.raises(BadInput, match="only = true needs classes"):
-        parse({"fleet": {"late": {"only": True}}})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from latecomer.errors import RunFailed
+from latecomer.errors import BadInput, RunFailed
 from latecomer.study import models, runner
 from latecomer.study.config import Config, load_config
 from latecomer.study.experiment import Experiment
@@ -273,6 +273,22 @@ def test_only_late_devices_hold_the_affected_classes(start: Start) -> None:
     counts = experiment.federation.class_counts()[:, [3, 5]].sum(1)
     assert set(counts.nonzero().flatten().tolist()) == set(summary["late_devices"])
     assert len(summary["late_devices"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("fleet.late.classes=[]", "needs fleet.late.classes"),
+        ("fleet.late.devices=0", "needs fleet.late.devices"),
+        ("fleet.late.classes=[0,1,2,3,4,5,6,7,8,9]", "must leave others a class"),
+        ("data.drift.kind=shift", "by renaming"),
+    ],
+)
+def test_what_only_the_late_cannot_hold(
+    tiny: Callable[..., Config], setting: str, reason: str
+) -> None:
+    with pytest.raises(BadInput, match=rf"fleet\.late\.only = true: .*{reason}"):
+        Experiment(tiny(*LATE, "fleet.late.only=true", setting))
 
 
 def test_late_runs_measure_the_late(in_flight: Run) -> None:

@@ -65,6 +65,7 @@ class Federation:
     input_shape: tuple[int, ...]
     notes: tuple[str, ...]
     held_out: tuple[int, ...] = ()
+    holders: tuple[int, ...] = ()  # of reserved classes
     second: tuple[ClientData, ...] = ()  # each example's counterpart in a second domain
 
     def class_counts(self) -> Tensor:
@@ -123,10 +124,11 @@ def federate(
     official = _official_rows(dataset) if test == "official" else None
     augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
     shares = _shares(dataset, official, partition, devices, alpha, window, seed)
-    placed = sum(map(len, shares))
-    if reserved:
-        shares = reserved.leave(shares, dataset.y)
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
+    placed = sum(map(len, shares))
+    holders: tuple[int, ...] = ()
+    if reserved:
+        shares, holders = reserved.leave(shares, dataset.y, dataset.num_classes, held_out)
     nothing = np.empty(0, dtype=np.int64)
     parts = [
         _Parts(nothing, nothing, share)
@@ -136,6 +138,8 @@ def federate(
     ]
     if per_device:
         parts = [rows._replace(train=rows.train[:per_device]) for rows in parts]
+    if reserved:
+        _check_reserved(reserved, dataset, parts)
 
     scaler = _Scaler(dataset.x, parts, scale, disclose)
     clients = []
@@ -176,6 +180,7 @@ def federate(
         class_names=dataset.class_names,
         input_shape=tuple(dataset.x.shape[1:]),
         held_out=tuple(held_out),
+        holders=holders,
         second=()
         if second is None
         else tuple(
@@ -193,6 +198,7 @@ def federate(
                 central,
                 outside=len(dataset) - placed - (0 if official is None else len(official)),
                 reserved=placed - sum(map(len, shares)),
+                holders=holders,
             )
         ),
     )
@@ -218,6 +224,19 @@ def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -
             f"split is {split}; expected three shares (train, validation, test) that add up to 1, "
             "with train above 0"
         )
+
+
+def _check_reserved(reserved: Reserved, dataset: Dataset, parts: Sequence[_Parts]) -> None:
+    trained = np.bincount(
+        np.concatenate([dataset.y[rows.train] for rows in parts]), minlength=dataset.num_classes
+    )
+    for label in reserved.classes:
+        if not trained[label]:
+            name = dataset.class_names[label]
+            raise BadInput(
+                f"fleet.late.only: no training example of {name!r} is left; give fleet.late.devices"
+                " or data.per_device more"
+            )
 
 
 def _augmentation(name: str, replicas: Mapping[str, int], classes: Sequence[str]) -> Augmentation:
@@ -385,15 +404,16 @@ def _notes(
     central: Examples,
     outside: int,
     reserved: int,
+    holders: Sequence[int],
 ) -> Iterable[str]:
     yield from dataset.notes
     if len(shares) != devices:
         yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
     if outside:
         yield f"{outside} of {len(dataset)} examples lie in no device's window"
-    if reserved:
+    if holders:
         left_out = f"{reserved} of {len(dataset)} examples are left out"
-        yield f"{left_out}: only late devices hold their class"
+        yield f"{left_out}: fleet.late.only leaves their class to {len(holders)} devices"
     if empty := [device for device, share in enumerate(shares) if not len(share)]:
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:

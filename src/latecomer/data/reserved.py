@@ -20,12 +20,22 @@ class Reserved:
     classes: tuple[int, ...]
     holders: Holders
 
-    def leave(self, shares: Sequence[Indices], y: NDArray[np.int64]) -> list[Indices]:
-        """The shares without what only others hold."""
-        known = int(y.max(initial=0)) + 1
-        counts = np.stack([np.bincount(y[share], minlength=known) for share in shares])
-        holders = self.holders(counts)
-        return [
-            share if device in holders else share[~np.isin(y[share], self.classes)]
+    def leave(
+        self,
+        shares: Sequence[Indices],
+        y: NDArray[np.int64],
+        num_classes: int,
+        held_out: Collection[int] = (),
+    ) -> tuple[list[Indices], tuple[int, ...]]:
+        """The shares without what only others hold, and who these are.
+
+        Devices that are held out to be tested on hold nothing in that sense, and keep everything.
+        """
+        counts = np.stack([np.bincount(y[share], minlength=num_classes) for share in shares])
+        counts[list(held_out)] = 0
+        keep = {*(holders := self.holders(counts)), *held_out}
+        left = [
+            share if device in keep else share[~np.isin(y[share], self.classes)]
             for device, share in enumerate(shares)
         ]
+        return left, tuple(sorted(holders))

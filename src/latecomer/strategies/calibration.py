@@ -43,10 +43,12 @@ def unevenness(judged: Sequence[Judged]) -> Tensor:
     mean, shares = mean[some], shares[:, some]
     most = mean * (1 - mean)
     uneven = (mean - shares).clamp_min(0.0).mean(0) / most
-    chance = (by_chance(counts[:, None], mean) / most).mean(0)
+    drawn = (by_chance(counts[:, None], mean) / most).mean(0)
+    # The mean is that of these devices, and so nearer to each of them than the truth.
+    chance = drawn * ((len(judged) - 1) / len(judged)) ** 0.5
     over = (uneven - chance) / (1 - chance).clamp_min(TINY)
     # Of devices with one example each nothing is known.
-    found[some] = torch.where(chance < 1 - TINY, over.clamp(0.0, 1.0), 0.0)
+    found[some] = torch.where(drawn < 1 - TINY, over.clamp(0.0, 1.0), 0.0)
     return found
 
 
@@ -60,16 +62,21 @@ def by_chance(n: Tensor, p: Tensor) -> Tensor:
     return (ways + k.log() + k * p.log() + (n - k + 1) * (1 - p).log()).exp() / n
 
 
-def offsets(judged: Sequence[Judged]) -> Tensor:
+def offsets(judged: Sequence[Judged], factors: Tensor) -> Tensor:
     """What is to be added to the outputs so that the model says each class as often as it is.
 
-    The second derivative is taken by its diagonal, which alone would go too far by 1 / (K - 1) of
-    the way where K classes are mistaken for each other evenly.
+    Each class is moved by its factor of that; those with 0 stay, and the others are moved against
+    them. A step of Newton's by the diagonal of the second derivative, as if all K classes were
+    mistaken for each other evenly. Where most are moved their mean stays: against the few that
+    are not it would be little more than these few's noise.
     """
     usual = median(each.examples for each in judged)
     weights = torch.tensor([min(each.examples, LOUDEST * usual) for each in judged]).double()
-    total, classes = weights.sum(), len(judged[0].soft)
+    total, classes = weights.sum(), len(factors)
     lack = weights @ torch.stack([each.share - each.soft for each in judged]) / total
     sway = weights @ torch.stack([each.sway for each in judged]) / total
-    moved: Tensor = (classes - 1) / classes * lack / (sway + STIFF / total)
-    return (moved - moved.mean()).clamp(-FARTHEST, FARTHEST)
+    alone, some = lack / (sway + STIFF / total), factors > 0
+    moved = int(some.sum())
+    against = -alone.mean() if 2 * moved > classes else alone[some].sum() / (classes - moved)
+    step = (classes - 1) / classes * (alone + against)
+    return factors * step.clamp(-FARTHEST, FARTHEST)

@@ -41,10 +41,11 @@ MEMORY = 1000  # updates after which the usual staleness is forgotten
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """What is known of a late device: its last word, and examples that explain it."""
+    """What is known of a late device: its last word, of `base`, and examples that explain it."""
 
     estimate: Estimate
     num_examples: int
+    base: Tensor
     word: Tensor
     staleness: int
 
@@ -132,7 +133,12 @@ class Compensator:
     def _remember_word(self, contribution: Contribution) -> None:
         known = self.known.get(contribution.task.device)
         if known is not None and known.word.numel() == contribution.delta.numel():
-            self.known[contribution.task.device] = replace(known, word=contribution.delta)
+            self.known[contribution.task.device] = replace(
+                known,
+                base=contribution.base,
+                word=contribution.delta,
+                staleness=contribution.staleness,
+            )
 
     def _is_invertible(self, model: FlatModel) -> bool:
         reason = reason_not_to_invert(model)
@@ -237,7 +243,9 @@ class Compensator:
         gamma = self._gamma(contribution, view) if torch.isfinite(fresh).all() else 0.0
         told = {"fit": estimate.fit, "gamma": gamma, "seconds": seconds}
         count, stale = contribution.update.num_examples, contribution.delta
-        self.known[contribution.task.device] = Known(estimate, count, stale, contribution.staleness)
+        self.known[contribution.task.device] = Known(
+            estimate, count, contribution.base, stale, contribution.staleness
+        )
         if not gamma:
             return Repaired(contribution, told)
         version = view.store.head(contribution.lineage)

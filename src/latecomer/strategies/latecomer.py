@@ -4,8 +4,8 @@ Late updates are repaired, and known devices are spoken for while they are away 
 word in every step, and those who have just spoken lead (MIFA, CA2FL); devices whose data contradict
 each other's get models of their own, and who is far behind is told of the news while it works
 (EchoPFL); who carries a part of the model counts there (PrivaAsyncFed), its `[submodels]` and
-`[privacy]` are the config's; a model that skewed devices have made says each class as often as it
-is; each device makes it its own by its class mix and its last training; nobody can shout.
+`[privacy]` are the config's; a model says what few devices hold as often as it is; each device
+makes it its own by its class mix and its last training; nobody can shout.
 """
 
 from dataclasses import replace
@@ -26,7 +26,6 @@ from latecomer.strategies.telling import Telling
 from latecomer.strategies.weighting import by_examples
 
 UNUSUAL = 5.0  # times the usual staleness: who is later is repaired; the others would outvote them
-SPARED = 2.0  # times as stale as those whose estimates were no good: repaired still
 TURNS = 3.0  # uploads of each member between two looks at a cluster
 LISTEN = 3  # tasks of a device between two judgements
 FEWEST = 20  # uploads between two looks, in small clusters
@@ -46,7 +45,9 @@ def latecomer(
     fade: NotNegative = 0.5,
     lead: Proportion = 1.0,
     reach: NotNegative = 0.3,
+    place: Proportion = 0.4,
     repair: bool = True,
+    spare: NotNegative = 2.0,
     stand_in: bool = True,
     clusters: Count = 4,
     broadcast: bool = True,
@@ -60,11 +61,12 @@ def latecomer(
 ) -> Strategy:
     """`docs/config.md` explains the options; `docs/studies/flagship.md` measures them."""
     weigh = by_examples()
-    repairs = _repairs(wait, samples, iterations, server_gflops, save_estimates) if repair else None
+    effort = Effort(samples, iterations=iterations)
+    repairs = _repairs(effort, wait, spare, server_gflops, save_estimates) if repair else None
     stand_ins = StandIns(repairs, weigh) if repairs and stand_in else None
     # Judgements are for more than clusters.
     branches = _branches(clusters) if clusters > 1 or keep or mix or calibrate else None
-    merge: Merge = RollCall(share, step, clip, fade, lead, reach, stand_ins)
+    merge: Merge = RollCall(share, step, clip, fade, lead, reach, place, stand_ins)
     owning = Owning(merge, keep, mix, branches, calibrate) if keep or mix or calibrate else None
     merge = owning or merge
     return Strategy(
@@ -81,12 +83,12 @@ def latecomer(
 
 
 def _repairs(
-    wait: bool, samples: int, iterations: int, gflops: float, keep_estimates: bool
+    effort: Effort, wait: bool, spare: float, gflops: float, keep_estimates: bool
 ) -> Compensator:
     # Where devices wait for each other nobody is late by being slow alone.
     return Compensator(
-        Effort(samples, iterations=iterations),
-        switch=Switch(spare=SPARED),
+        effort,
+        switch=Switch(spare=spare),
         min_ratio=0.0 if wait else UNUSUAL,
         gflops=gflops,
         keep_estimates=keep_estimates,

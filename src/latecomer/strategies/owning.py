@@ -83,13 +83,15 @@ class Owning(Around[Merge]):
         """The shares of the classes that the model of these devices expects."""
         if self._branches is None:
             return None
-        told = self._branches.told(devices, classes).values()
-        if self._uneven is None or not told:
+        if self._uneven is None:
             return self._branches.expected(devices, classes)
-        moved = self._calibrate * self._uneven
+        told = self._branches.told(devices, classes).values()
+        if not told:
+            return self._branches.expected(devices, classes)
         soft, share, _ = (torch.stack(values).mean(0) for values in zip(*told, strict=True))
-        found = torch.lerp(soft, share, moved)
-        return found / found.sum()
+        found = torch.lerp(soft, share, self._calibrate * self._uneven)
+        total = found.sum()
+        return found / total if total > 0 else soft
 
     def calibrated(self, lineage: str, view: ServerView) -> Tensor:
         """The newest model, moved in its output bias; as it is if it has none."""
@@ -125,7 +127,7 @@ class Owning(Around[Merge]):
         if self._uneven is None or _bias(view) is None:
             return None
         judged = self._judged(view, lineage)
-        return self._calibrate * self._uneven * offsets(judged) if len(judged) > 1 else None
+        return offsets(judged, self._calibrate * self._uneven) if len(judged) > 1 else None
 
     def _judged(self, view: ServerView, lineage: str | None = None) -> list[Judged]:
         """What devices tell of the model of this lineage, or of any.
@@ -199,8 +201,8 @@ class Owning(Around[Merge]):
         super().restore(state)
         self._changes, self._examples = dict(state["changes"]), dict(state["examples"])
         self._since, self._apart = state["since"], state["apart"]
-        self._uneven, self._arrivals = state.get("uneven"), state.get("arrivals", 0)
-        self._told = dict(state.get("told", {}))
+        self._uneven, self._arrivals = state["uneven"], state["arrivals"]
+        self._told = dict(state["told"])
         self._uses = {}
 
 

@@ -27,15 +27,14 @@ from latecomer.strategies.quota import quota
 
 FORGOTTEN = 3  # turns of its lineage after which the word of a device that is gone no longer counts
 HEAVIEST = 10.0  # times the usual weight: no device may claim more
-PLACE = 0.4  # how far words on which all agree mean a place, not a direction
 
 
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class Word:
-    """The last that a device has said of `base`, or a stand-in for it."""
+    """The last that a device has said, or a stand-in for it."""
 
-    base: Tensor
+    base: Tensor | None  # what it was said of, if that is of use
     delta: Tensor
     submodel: Submodel | None
     weight: float
@@ -43,8 +42,8 @@ class Word:
     size: float  # root mean square, which does not hang on how much of the model is covered
 
 
-def word_of(contribution: Contribution, heard: int) -> Word:
-    base, delta, submodel = contribution.base, contribution.delta, contribution.task.submodel
+def word_of(contribution: Contribution, heard: int, base: Tensor | None = None) -> Word:
+    delta, submodel = contribution.delta, contribution.task.submodel
     size = size_of(delta, delta.numel())
     return Word(base, delta, submodel, contribution.weight, heard, size)
 
@@ -66,7 +65,8 @@ class RollCall:
     times the usual word (0: as far as it likes): where all say the same, and mean it to the end,
     twice the mean of old words is too far. What those who lead add is shortened by as much. Nor is
     all of the way still to go that the model has gone since a word was said: the more steps must be
-    shortened, the more of it is taken off the words, which damps what late ones set swinging.
+    shortened, the more of it is taken off the words, up to `place` of it and never more than a word
+    is long. That damps what late ones set swinging.
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
@@ -79,10 +79,11 @@ class RollCall:
         fade: float = 0.0,
         lead: float = 0.0,
         reach: float = 0.0,
+        place: float = 0.0,
         stand_ins: StandIns | None = None,
     ) -> None:
         self.share, self.step, self.clip, self.fade = share, step, clip, fade
-        self.lead, self.reach = lead, reach
+        self.lead, self.reach, self.place = lead, reach, place
         self.stand_ins = stand_ins
         self._words: dict[str, dict[int, Word]] = {}
         self._arrived: dict[str, list[int]] = {}
@@ -97,7 +98,7 @@ class RollCall:
             before[device] = words[device]
         for known in self._words.values():
             known.pop(device, None)  # it is a member of one lineage at a time
-        words[device] = word_of(contribution, view.store.commits)
+        words[device] = word_of(contribution, view.store.commits, self._base(contribution, view))
         arrived.append(device)
         members = self._members(lineage, view)
         if len(arrived) < quota(self.share, members):
@@ -111,8 +112,9 @@ class RollCall:
         faded = [self._faded(word, turn, view) for word in words.values()]
         params = called(head, faded, step, self.clip)
         within = self._within_reach(params - head, faded, members / len(spoke)) if self.reach else 1
-        if within < 1:
-            params = called(head, faded, step, self.clip, PLACE * (1 - within))
+        if within < 1 and self.place:
+            params = called(head, faded, step, self.clip, self.place * (1 - within))
+            within = min(within, self._within_reach(params - head, faded, members / len(spoke)))
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
@@ -129,6 +131,13 @@ class RollCall:
         """The share of a move that, made in all commits of a turn, stays within reach."""
         reach, far = self.reach * usual_size(words), size_of(move, widest(words)) * commits
         return reach / far if 0 < reach < far else 1.0
+
+    def _base(self, contribution: Contribution, view: ServerView) -> Tensor | None:
+        """What it was said of; of another lineage's model there is no way to this one's."""
+        if not (self.reach and self.place):
+            return None
+        here = view.store.resolve(contribution.task.lineage) == contribution.lineage
+        return contribution.base if here else None
 
     def _faded(self, word: Word, turn: float, view: ServerView) -> Word:
         turns = (view.store.commits - word.heard) / turn
@@ -158,16 +167,23 @@ class RollCall:
         renewed = self.stand_ins(lineage, fresh, view)
         for other in renewed:
             known = words.get(other.task.device)
-            words[other.task.device] = word_of(other, now if known is None else known.heard)
+            heard = now if known is None else known.heard
+            words[other.task.device] = word_of(other, heard, self._base(other, view))
         return len(renewed)
 
     def on_fork(self, parent: str, child: str) -> None:
         """What was said stays with the parent."""
 
     def on_absorb(self, into: str, gone: str) -> None:
-        """What was said of another model does not count; those who said it are heard anew."""
+        """What was said of another model does not count; those who said it are heard anew.
+
+        The others meant what they said for where the model was before they were united.
+        """
         for kept in (self._words, self._arrived, self._before):
             kept.pop(gone, None)
+        for kept in (self._words, self._before):
+            if into in kept:
+                kept[into] = {d: replace(word, base=None) for d, word in kept[into].items()}
 
     def state(self) -> dict[str, Any]:
         return {
@@ -222,10 +238,15 @@ def called(
 
 
 def left_of(word: Word, head: Tensor, place: float) -> Tensor:
-    """What it says, without `place` of the way from where it was said to `head`."""
-    if not place:
+    """What it says, without `place` of the way from where it was said to `head`.
+
+    Never more is taken off than the word is long.
+    """
+    if not place or word.base is None:
         return word.delta
-    return torch.sub(word.delta, head[covered(word.submodel)] - word.base, alpha=place)
+    gone = head[covered(word.submodel)] - word.base
+    far = place * size_of(gone, gone.numel())
+    return torch.sub(word.delta, gone, alpha=place * min(1.0, word.size / far) if far else 0.0)
 
 
 def led(

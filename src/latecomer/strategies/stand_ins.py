@@ -50,7 +50,7 @@ class StandIns:
         words = self._words(tasks, bases, lineage, view)
         return [
             self._contribution(task, base, word, lineage, view)
-            for task, base, word in zip(tasks, bases, words, strict=True)
+            for task, (base, word) in zip(tasks, words, strict=True)
             if torch.isfinite(word).all()
         ]
 
@@ -65,7 +65,8 @@ class StandIns:
 
     def _words(
         self, tasks: list[Task], bases: list[Tensor], lineage: str, view: ServerView
-    ) -> list[Tensor]:
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What each says, and of which model: its own word is of an old one."""
         judge, now = self.compensator.judge, view.store.commits
         known = [self.compensator.known[task.device] for task in tasks]
         gammas = [
@@ -74,11 +75,15 @@ class StandIns:
             else judge.switch.gamma(lineage, now, of.staleness)
             for task, of in zip(tasks, known, strict=True)
         ]
-        words = [of.word for of in known]
+        words = [(of.base, of.word) for of in known]
         replayed = [i for i, gamma in enumerate(gammas) if gamma]
         fresh = self._replays([tasks[i] for i in replayed], [bases[i] for i in replayed], view)
         for i, new in zip(replayed, fresh, strict=True):
-            words[i] = torch.lerp(words[i], new, gammas[i])
+            base, word = words[i]
+            words[i] = (
+                torch.lerp(base, bases[i], gammas[i]),
+                torch.lerp(word, new, gammas[i]),
+            )
         return words
 
     def _replays(self, tasks: list[Task], bases: list[Tensor], view: ServerView) -> list[Tensor]:

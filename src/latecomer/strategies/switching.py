@@ -56,13 +56,9 @@ class Vote:
 @portable
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Compensation fades out since `at` for what is less stale than `below`.
-
-    For what is less stale than `before` it had ended earlier.
-    """
+    """Compensation fades out since `at` for what is less stale than `below`."""
 
     at: int
-    before: float
     below: float
 
 
@@ -73,12 +69,12 @@ class Switch:
     stale as the judged usually were; the others go on, and are judged by themselves.
     """
 
-    def __init__(self, decay: float = 0.1, enabled: bool = True, spare: float = math.inf) -> None:
+    def __init__(self, decay: float = 0.1, enabled: bool = True, spare: float = 0.0) -> None:
         self.decay, self.enabled, self.spare = decay, enabled, spare
         # device -> when an estimate was last used, and how stale its update was
         self._tried: dict[str, dict[int, tuple[int, int]]] = {}
         self._judged: dict[str, dict[int, Vote]] = {}
-        self._ended: dict[str, Ended] = {}
+        self._ended: dict[str, list[Ended]] = {}  # each for staler ones than the last
 
     def tried(self, lineage: str, device: int, now: int, staleness: int = 0) -> None:
         """An estimate for this device has been used, and will be judged."""
@@ -94,8 +90,11 @@ class Switch:
         staleness: int = 0,
     ) -> None:
         """The errors of the estimate and of the stale update, now that the truth is known."""
-        vote = Vote(now, staleness, estimated, stale)
-        self._judged.setdefault(lineage, {})[device] = vote
+        below = self.ended_below(lineage)
+        votes = self._judged.setdefault(lineage, {})
+        # What is judged already has no say in the rest.
+        if staleness >= below or device not in votes or votes[device].staleness < below:
+            votes[device] = Vote(now, staleness, estimated, stale)
 
     def decide(self, lineage: str, now: int) -> tuple[float, float] | None:
         """Switch off if most estimates are worse; the two mean errors if it does.
@@ -103,8 +102,7 @@ class Switch:
         Each device has one vote, whatever the size of its updates, and it counts for as long
         again as the run had taken when it was cast. Waits for half of the devices on trial.
         """
-        recent, ended = now // 2, self._ended.get(lineage)
-        below = ended.below if ended else 0.0
+        recent, below = now // 2, self.ended_below(lineage)
         judged = [
             vote
             for vote in self._judged.get(lineage, {}).values()
@@ -118,9 +116,8 @@ class Switch:
             return None
         if 2 * sum(vote.estimated > vote.stale for vote in judged) <= len(judged):
             return None
-        usual = median(vote.staleness for vote in judged)
-        spared = self.spare * usual if math.isfinite(self.spare) else math.inf
-        self._ended[lineage] = Ended(now, below, max(spared, below + 1))
+        spared = self.spare * median(vote.staleness for vote in judged) or math.inf
+        self._ended.setdefault(lineage, []).append(Ended(now, max(spared, below + 1)))
         return (
             math.fsum(vote.estimated for vote in judged) / len(judged),
             math.fsum(vote.stale for vote in judged) / len(judged),
@@ -128,15 +125,14 @@ class Switch:
 
     def ended_below(self, lineage: str) -> float:
         """How stale an update must be to be repaired still: 0 if all are, infinite if none is."""
-        return self._ended[lineage].below if lineage in self._ended else 0.0
+        ends = self._ended.get(lineage)
+        return ends[-1].below if ends else 0.0
 
     def gamma(self, lineage: str, now: int, staleness: float = 0.0) -> float:
         """The share of the estimate for an update so stale; the rest is the update itself."""
-        ended = self._ended.get(lineage)
-        if ended is None or staleness >= ended.below:
+        ended = next((e for e in self._ended.get(lineage, ()) if staleness < e.below), None)
+        if ended is None:
             return 1.0
-        if staleness < ended.before:
-            return 0.0
         window = self.decay * ended.at
         return max(0.0, 1.0 - (now - ended.at) / window) if window else 0.0
 
@@ -145,7 +141,7 @@ class Switch:
         self._judged[child] = dict(self._judged.get(parent, {}))
         self._tried[child] = dict(self._tried.get(parent, {}))
         if parent in self._ended:
-            self._ended[child] = self._ended[parent]
+            self._ended[child] = list(self._ended[parent])
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._judged.setdefault(into, {}).update(self._judged.pop(gone, {}))
@@ -156,10 +152,10 @@ class Switch:
         return {
             "judged": {name: dict(of) for name, of in self._judged.items()},
             "tried": {name: dict(of) for name, of in self._tried.items()},
-            "ended": dict(self._ended),
+            "ended": {name: list(ends) for name, ends in self._ended.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._judged = {name: dict(of) for name, of in state["judged"].items()}
         self._tried = {name: dict(of) for name, of in state["tried"].items()}
-        self._ended = dict(state["ended"])
+        self._ended = {name: list(ends) for name, ends in state["ended"].items()}

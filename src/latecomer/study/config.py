@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
@@ -13,7 +13,6 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
-    model_validator,
 )
 
 from latecomer.errors import BadInput, did_you_mean
@@ -91,12 +90,6 @@ class LateConfig(Section):
             raise ValueError(
                 "must be 0 or more epochs, or {gamma = 10} for a Gamma of mean 10"
             ) from None
-
-    @model_validator(mode="after")
-    def _only_of_something(self) -> Self:
-        if self.only and not (self.classes and self.devices):
-            raise ValueError("only = true needs classes and 1 or more devices that hold them")
-        return self
 
 
 class FleetConfig(Section):

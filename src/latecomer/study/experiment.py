@@ -97,7 +97,7 @@ class Experiment:
             window=config.data.window,
             replicas=config.data.replicas,
             second=second_domain(config.data.drift),
-            reserved=_reserved(config),
+            reserved=_reserved(config, dataset),
             seed=config.seed,
         )
         config = self._with_level(config)
@@ -294,8 +294,9 @@ class Experiment:
         delay = late.delay.gamma if isinstance(late.delay, GammaDelay) else late.delay
         if not delay:
             return fleet
-        chosen = choose_late(
-            self.federation.class_counts().numpy(), late.classes, late.devices, config.seed
+        counts = self.federation.class_counts().numpy()
+        chosen = self.federation.holders or choose_late(
+            counts, late.classes, late.devices, config.seed
         )
         if self.recipe.punctual:
             delay = 0.0  # still listed as late: the metrics of these devices are wanted
@@ -568,10 +569,17 @@ def _check_late_classes(config: Config, dataset: Dataset) -> None:
             )
 
 
-def _reserved(config: Config) -> Reserved | None:
-    late = config.fleet.late
+def _reserved(config: Config, dataset: Dataset) -> Reserved | None:
+    late, drift = config.fleet.late, config.data.drift
     if not late.only:
         return None
+    for key, value in (("classes", late.classes), ("devices", late.devices)):
+        if not value:
+            raise BadInput(f"fleet.late.only = true: needs fleet.late.{key}; they are none")
+    if len({*late.classes}) == dataset.num_classes:
+        raise BadInput("fleet.late.only = true: fleet.late.classes must leave others a class")
+    if drift.kind == "shift" or (drift.kind == "replace" and drift.second == "relabelled"):
+        raise BadInput("fleet.late.only = true: data.drift would give others the class by renaming")
     return Reserved(
         late.classes,
         lambda counts: choose_late(counts, late.classes, late.devices, config.seed),
