@@ -261,6 +261,7 @@ def test_an_estimate_worse_than_the_stale_update_switches_it_off(monkeypatch):
     (switch,) = fleet.notes("switch")
     assert switch["error_estimate"] > switch["error_stale"]
     assert "repair ends" in switch["reason"]
+    assert switch["below"] is None
     assert fleet.compensator.judge.verdicts[2] == "word"
 
 
@@ -279,6 +280,7 @@ def test_who_is_far_later_is_repaired_when_it_has_ended_for_others(monkeypatch):
         fleet.tasks |= fleet.sent(fleet.answer(truth_task))
     (switch,) = fleet.notes("switch")
     assert "repair of what is less than 2 stale ends" in switch["reason"]
+    assert switch["below"] == 2.0
     fleet.tasks |= fleet.sent(fleet.ready().event)  # it had begun before that was known
     (line,) = fleet.notes("compensation")
     assert line["gamma"] == 0.0

@@ -94,12 +94,14 @@ class Judge:
             worse = self.switch.decide(lineage, now)
             if worse is not None:
                 below = self.switch.ended_below(lineage)
-                whose = f" of what is less than {round(below)} stale" if isfinite(below) else ""
+                for_all = not isfinite(below)
+                whose = "" if for_all else f" of what is less than {round(below)} stale"
                 fields = {
                     "lineage": lineage,
                     "version": now,
                     "error_estimate": worse[0] if isfinite(worse[0]) else None,
                     "error_stale": worse[1],
+                    "below": None if for_all else below,
                     "reason": f"repair{whose} ends: most estimates were further from the truth"
                     " than the late updates themselves",
                 }

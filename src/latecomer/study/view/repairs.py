@@ -1,5 +1,8 @@
 """Late updates repaired: how many, at what cost, whether it helped, and where it ended."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
 from latecomer.study.view.panels import Mark, Panel, Series, View, thinned
@@ -8,9 +11,7 @@ from latecomer.study.view.panels import Mark, Panel, Series, View, thinned
 def repairs(history: History, clock: Clock) -> Panel | None:
     """None for a run in which nothing was repaired or judged."""
     views = []
-    switches = [
-        Mark(clock(s["time"]), "switched off") for s in history.switches if "error_stale" in s
-    ]
+    switches = [Mark(clock(s["time"]), _end(s)) for s in history.switches if "error_stale" in s]
     if history.repairs:
         times = clock.each(event["time"] for event in history.repairs)
         useful, seconds, count, total = [], [], 0, 0.0
@@ -47,3 +48,8 @@ def repairs(history: History, clock: Clock) -> Panel | None:
         " late update as it came. Repair ends where it does harm.",
         views,
     )
+
+
+def _end(switch: Mapping[str, Any]) -> str:
+    below = switch.get("below")
+    return "switched off" if below is None else f"off below {below:g} stale"
