@@ -119,6 +119,10 @@ def compare(
             line = f"{cell.strategy}, seed {cell.seed}: accuracy {summary['accuracy']:.3f}"
             console.print(line, highlight=False)
 
+    def noted(note: str) -> None:
+        if not quiet:
+            console.print(f"note: {note}", highlight=False, markup=False)
+
     if resume is not None:
         folder = resume
         table = resume_comparison(folder, jobs, told)
@@ -129,7 +133,7 @@ def compare(
         names = _listed(strategies, "--strategies", str)
         numbers = _listed(seeds, "--seeds", int)
         folder = out or _free_folder(f"compare-{config.stem}")
-        table = compare_all(tree, names, numbers, folder, jobs, target, told)
+        table = compare_all(tree, names, numbers, folder, jobs, target, told, noted)
     report = write_report(folder)
     if quiet:
         typer.echo(folder)

@@ -88,6 +88,14 @@ def test_late_devices_are_found_with_what_they_hold(facts: Callable[..., Scenari
     assert facts(*LATE, 'fleet.late.kind="busy"').busy
 
 
+def test_who_is_never_heard_does_not_hide_the_late(facts: Callable[..., Scenario]) -> None:
+    """Many phones are reachable at night only, and are not heard in so short a run."""
+    found = facts(*LATE, "fleet.profile=phones", "fleet.late.only=true")
+    assert found.unheard > 0
+    assert (found.late, found.behind) == (2, 2)
+    assert found.tied["5"] == 1.0
+
+
 def test_a_drift_that_contradicts_is_seen(facts: Callable[..., Scenario]) -> None:
     assert facts("data.drift.kind=shift").contradicts
     assert not facts("data.drift.kind=grow").contradicts

@@ -214,3 +214,13 @@ def test_a_total_budget_is_for_the_busiest_device() -> None:
 
 def test_the_simplest_is_known() -> None:
     assert simplicity("fedbuff") < simplicity("feddc") < simplicity("mine:own")
+
+
+def test_who_holds_most_of_the_data_is_not_said_to_cost_little() -> None:
+    late = replace(CALM, late=60, behind=60, age_behind=9.0)
+    few, many = (
+        next(f.text for f in judge(of(replace(late, behind_share=share))) if f.kind == "staleness")
+        for share in (0.4, 0.6)
+    )
+    assert "costs little" in few
+    assert "They hold 60% of all examples: discounting them would lose that." in many

@@ -104,15 +104,23 @@ def compare(
     jobs: int = 1,
     target: float | None = None,
     told: Told = lambda cell, summary: None,
+    noted: Callable[[str], None] = lambda note: None,
 ) -> pd.DataFrame:
-    """Run every cell in its own folder; writes compare.csv and compare.json."""
+    """Run every cell in its own folder; writes compare.csv and compare.json.
+
+    What is odd in setting up the first seed is `noted`, once for all strategies.
+    """
     if len(set(strategies)) != len(strategies) or len(set(seeds)) != len(seeds):
         raise BadInput("--strategies and --seeds must not name anything twice")
     planned = cells(tree, strategies, seeds)
+    notes: dict[str, list[str]] = {}
     for cell in planned[:: len(seeds)]:
         # Everything that can be wrong is found before the first hour of work.
-        Experiment(cell.config())
+        for note in Experiment(cell.config()).notes:
+            notes.setdefault(note, []).append(cell.strategy)
     new_folder(folder)
+    for note, whose in notes.items():
+        noted(note if len(whose) == len(strategies) else f"{', '.join(whose)}: {note}")
     plan = {"strategies": list(strategies), "seeds": list(seeds), "target": target}
     write_atomically(folder / "plan.json", json.dumps(plan) + "\n")
     # Not config.toml: that would make the folder look like a run that can be resumed.

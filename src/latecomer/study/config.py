@@ -318,6 +318,15 @@ def _toml_value(text: str) -> Any:
         return text
 
 
+# What pydantic says of types, in the words of TOML.
+PLAINLY = {
+    "tuple_type": "must be a list, as in [1, 2]",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "string_type": "must be text",
+}
+
+
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
@@ -325,7 +334,7 @@ def _one_line(error: ValidationError) -> str:
         known = _fields_at(path[:-1])
         hint = did_you_mean(path[-1], known)
         return f"unknown key {'.'.join(path)!r}{hint} (known here: {', '.join(known)})"
-    message = first["msg"].removeprefix("Value error, ")
+    message = PLAINLY.get(first["type"]) or first["msg"].removeprefix("Value error, ")
     return f"{_key(path)} = {first['input']!r}: {message}"
 
 

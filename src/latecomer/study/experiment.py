@@ -573,9 +573,10 @@ def _reserved(config: Config, dataset: Dataset) -> Reserved | None:
     late, drift = config.fleet.late, config.data.drift
     if not late.only:
         return None
-    for key, value in (("classes", late.classes), ("devices", late.devices)):
-        if not value:
-            raise BadInput(f"fleet.late.only = true: needs fleet.late.{key}; they are none")
+    if not late.classes:
+        raise BadInput("fleet.late.only = true: needs fleet.late.classes, e.g. [3]; it is empty")
+    if not late.devices:
+        raise BadInput("fleet.late.only = true: needs fleet.late.devices of 1 or more; it is 0")
     if len({*late.classes}) == dataset.num_classes:
         raise BadInput("fleet.late.only = true: fleet.late.classes must leave others a class")
     if drift.kind == "shift" or (drift.kind == "replace" and drift.second == "relabelled"):

@@ -49,6 +49,8 @@ REFUSED = 0.05
 FITS_NOBODY = 0.6
 # Guessing, and a half more: what a diverged model has.
 AT_CHANCE = 1.5
+# Of all examples: who holds more is no exception.
+MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -187,11 +189,16 @@ def staleness(facts: Facts) -> Finding | None:
     s = facts.scenario
     if s is None or s.tied or s.age_behind < OLD:
         return None
+    loss = (
+        f"They hold {s.behind_share:.0%} of all examples: discounting them would lose that."
+        if s.behind_share > MOST
+        else "What they hold others hold too (no class is theirs alone), so that discounting them"
+        " costs little."
+    )
     return Finding(
         "staleness",
         f"{s.behind} devices are late: their updates are {s.age_behind:.1f} epochs old, those of"
-        f" all devices {s.age:.1f}. What they hold others hold too (no class is theirs alone), so"
-        " that discounting them costs little.",
+        f" all devices {s.age:.1f}. {loss}",
         {"devices_behind": s.behind, "age_behind_epochs": s.age_behind, "age_epochs": s.age},
         "docs/studies/feddc.md#heterogeneity",
     )

@@ -113,11 +113,13 @@ class _Pace:
         self.tasks = every[devices]
 
     def behind(self, late: list[int]) -> list[int]:
-        """Those named late, else those whose updates are far older than usual; and the unheard."""
-        silent = self.devices[self.tasks == 0].tolist()
+        """Those named late, else the unheard and those whose updates are far older than usual."""
+        if late:
+            return late
+        silent: list[int] = self.devices[self.tasks == 0].tolist()
         heard = self.devices[self.tasks > 0]
-        if late or not len(heard):
-            return sorted({*late, *silent})
+        if not len(heard):
+            return silent
         each = self._turns[heard] / self._every[heard]
         usual = float(np.median(each))
         slow = heard[each >= max(TURNS_BEHIND, FAR_BEHIND * usual)]
