@@ -56,10 +56,10 @@ class Vote:
 @portable
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Compensation fades out since `at` for what is less stale than `below`."""
+    """Compensation fades out since `at` for what is less stale than `below`, or for all."""
 
     at: int
-    below: float
+    below: float | None
 
 
 class Switch:
@@ -116,8 +116,9 @@ class Switch:
             return None
         if 2 * sum(vote.estimated > vote.stale for vote in judged) <= len(judged):
             return None
-        spared = self.spare * median(vote.staleness for vote in judged) or math.inf
-        self._ended.setdefault(lineage, []).append(Ended(now, max(spared, below + 1)))
+        spared = self.spare * median(vote.staleness for vote in judged)
+        end = Ended(now, max(spared, below + 1) if spared else None)
+        self._ended.setdefault(lineage, []).append(end)
         return (
             math.fsum(vote.estimated for vote in judged) / len(judged),
             math.fsum(vote.stale for vote in judged) / len(judged),
@@ -126,11 +127,13 @@ class Switch:
     def ended_below(self, lineage: str) -> float:
         """How stale an update must be to be repaired still: 0 if all are, infinite if none is."""
         ends = self._ended.get(lineage)
-        return ends[-1].below if ends else 0.0
+        below = ends[-1].below if ends else 0.0
+        return math.inf if below is None else below
 
     def gamma(self, lineage: str, now: int, staleness: float = 0.0) -> float:
         """The share of the estimate for an update so stale; the rest is the update itself."""
-        ended = next((e for e in self._ended.get(lineage, ()) if staleness < e.below), None)
+        ends = self._ended.get(lineage, ())
+        ended = next((e for e in ends if e.below is None or staleness < e.below), None)
         if ended is None:
             return 1.0
         window = self.decay * ended.at
