@@ -9,7 +9,7 @@ from latecomer.core.messages import Contribution, Ready, Task, TrainSpec, Update
 
 def round_trip(value):
     tree, tensors = encode(value)
-    return decode(json.loads(json.dumps(tree)), storable(tensors))
+    return decode(json.loads(json.dumps(tree, allow_nan=False)), storable(tensors))
 
 
 def test_plain_values_keep_their_types():

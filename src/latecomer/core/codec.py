@@ -6,6 +6,7 @@ put aside under a name, one that occurs twice is stored once, and `decode` share
 
 from collections.abc import Mapping
 from dataclasses import fields
+from math import isfinite
 from typing import Any, cast
 
 import torch
@@ -46,6 +47,8 @@ class _Encoder:
         self._names: dict[int, str] = {}
 
     def encode(self, value: Any) -> Any:
+        if isinstance(value, float) and not isfinite(value):
+            return {"float": str(value)}  # JSON has no word for it
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
@@ -83,6 +86,8 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [decode(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
+    if "float" in tree:
+        return float(tree["float"])
     if "tensor" in tree:
         return tensors[tree["tensor"]]
     if "tuple" in tree:
