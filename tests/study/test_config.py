@@ -195,7 +195,7 @@ def test_options_of_a_strategy_survive_the_file(tmp_path: Path) -> None:
         ("fleet.late.classes=3", "fleet.late.classes = 3: must be a list"),
         ("fleet.late.only=yes", "fleet.late.only = 'yes': must be true or false"),
         ("fleet.late.classes=['sit']", "fleet.late.classes.0 = 'sit': "),
-        ("fleet.devices=true", "fleet.devices = True: must be a whole number"),
+        ("fleet.devices=true", "fleet.devices = True: must be an integer"),
     ],
 )
 def test_types_are_named_in_the_words_of_toml(setting: str, line: str) -> None:

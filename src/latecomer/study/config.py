@@ -322,7 +322,7 @@ def _toml_value(text: str) -> Any:
 PLAINLY = {
     "tuple_type": "must be a list, as in [1, 2]",
     "bool_type": "must be true or false",
-    "int_type": "must be a whole number",
+    "int_type": "must be an integer",
     "string_type": "must be text",
 }
 
