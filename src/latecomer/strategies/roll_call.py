@@ -181,9 +181,8 @@ class RollCall:
         """
         for kept in (self._words, self._arrived, self._before):
             kept.pop(gone, None)
-        for kept in (self._words, self._before):
-            if into in kept:
-                kept[into] = {d: replace(word, base=None) for d, word in kept[into].items()}
+        words = self._words.get(into, {})
+        words.update({device: replace(word, base=None) for device, word in words.items()})
 
     def state(self) -> dict[str, Any]:
         return {

@@ -56,10 +56,10 @@ class Vote:
 @portable
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Compensation fades out since `at` for what is less stale than `below`, or for all."""
+    """Compensation fades out since `at` for what is less stale than `below`."""
 
     at: int
-    below: float | None
+    below: float
 
 
 class Switch:
@@ -117,7 +117,7 @@ class Switch:
         if 2 * sum(vote.estimated > vote.stale for vote in judged) <= len(judged):
             return None
         spared = self.spare * median(vote.staleness for vote in judged)
-        end = Ended(now, max(spared, below + 1) if spared else None)
+        end = Ended(now, max(spared, below + 1) if spared else math.inf)
         self._ended.setdefault(lineage, []).append(end)
         return (
             math.fsum(vote.estimated for vote in judged) / len(judged),
@@ -127,13 +127,11 @@ class Switch:
     def ended_below(self, lineage: str) -> float:
         """How stale an update must be to be repaired still: 0 if all are, infinite if none is."""
         ends = self._ended.get(lineage)
-        below = ends[-1].below if ends else 0.0
-        return math.inf if below is None else below
+        return ends[-1].below if ends else 0.0
 
     def gamma(self, lineage: str, now: int, staleness: float = 0.0) -> float:
         """The share of the estimate for an update so stale; the rest is the update itself."""
-        ends = self._ended.get(lineage, ())
-        ended = next((e for e in ends if e.below is None or staleness < e.below), None)
+        ended = next((e for e in self._ended.get(lineage, ()) if staleness < e.below), None)
         if ended is None:
             return 1.0
         window = self.decay * ended.at

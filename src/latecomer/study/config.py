@@ -42,6 +42,11 @@ class DriftConfig(Section):
     path: str = ""
     share: float = Field(0.5, ge=0, le=1)
 
+    @property
+    def renames(self) -> bool:
+        """Whether devices come to call the same things by other names."""
+        return self.kind == "shift" or (self.kind, self.second) == ("replace", "relabelled")
+
 
 class DataConfig(Section):
     source: str = "digits"

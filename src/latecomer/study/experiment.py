@@ -570,7 +570,7 @@ def _check_late_classes(config: Config, dataset: Dataset) -> None:
 
 
 def _reserved(config: Config, dataset: Dataset) -> Reserved | None:
-    late, drift = config.fleet.late, config.data.drift
+    late = config.fleet.late
     if not late.only:
         return None
     if not late.classes:
@@ -579,7 +579,7 @@ def _reserved(config: Config, dataset: Dataset) -> Reserved | None:
         raise BadInput("fleet.late.only = true: needs fleet.late.devices of 1 or more; it is 0")
     if len({*late.classes}) == dataset.num_classes:
         raise BadInput("fleet.late.only = true: fleet.late.classes must leave others a class")
-    if drift.kind == "shift" or (drift.kind == "replace" and drift.second == "relabelled"):
+    if config.data.drift.renames:
         raise BadInput("fleet.late.only = true: data.drift would give others the class by renaming")
     return Reserved(
         late.classes,

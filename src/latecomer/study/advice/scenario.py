@@ -44,8 +44,7 @@ def profile(experiment: Experiment) -> Scenario:
         examples=float(np.median(counts[devices].sum(1))),
         epochs=pace.epochs / share,
         skew=label_skew(counts),
-        contradicts=drift.kind == "shift"
-        or (drift.kind, drift.second) == ("replace", "relabelled"),
+        contradicts=drift.renames,
         drift=drift.kind,
         speed_ratio=_ratio(seconds),
         jitter=float(np.median([p.jitter for p in profiles])),
