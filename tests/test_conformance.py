@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.codec import encode
-from latecomer.core.messages import Arrived, Joined, Note, Send, TrainSpec, Update
+from latecomer.core.messages import Arrived, Joined, Note, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
@@ -250,10 +251,6 @@ def test_devices_that_retire_are_left_in_peace(name):
 def first_update(server):
     tasks = sends(server.handle(*(Joined(device) for device in range(3))))
     return tasks, Update(tasks[0].id, torch.ones(SIZE), 4)
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def test_versions_are_pinned_as_often_as_open_tasks_were_sent_them(name):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.checks import Checks
 from latecomer.core.messages import (
     Arrived,
@@ -13,7 +14,6 @@ from latecomer.core.messages import (
     Left,
     Note,
     Ready,
-    Send,
     TrainSpec,
     Update,
 )
@@ -26,10 +26,6 @@ SIZE = 4
 
 def make_server(strategy=None, **options):
     return Server(torch.zeros(SIZE), strategy or Strategy(), TrainSpec(), **options)
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def notes(commands, kind):

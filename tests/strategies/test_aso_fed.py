@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from latecomer.core.messages import Arrived, Joined, Send, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
@@ -19,10 +20,6 @@ from latecomer.strategies.weighting import ByShareOfExamples
 from toy import NETWORK, SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 PLAIN = {"lam": 0.0, "beta": 0.0, "dynamic": False}
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1, seconds=0.0):

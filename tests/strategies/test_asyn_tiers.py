@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Failed, Joined, Send, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Failed, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
@@ -15,10 +16,6 @@ from latecomer.strategies.recipe import build_strategy
 from toy import ToyRun, toy_run, toy_server
 
 SLOW = 3
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.codec import decode, encode, storable
-from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, Note, Send, Update
+from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, Note, Update
 from latecomer.core.store import ModelStore
 from latecomer.core.strategy import Commit, Drop, Mix, Spread
 from latecomer.strategies import broadcasting
@@ -319,10 +320,6 @@ def test_every_field_of_a_record_is_in_the_state():
 
 
 # In the server
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def test_those_at_work_are_told_and_the_bytes_counted():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Left, Send, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Joined, Left, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
@@ -13,10 +14,6 @@ from latecomer.strategies.dispatching import EachItsOwn
 from latecomer.strategies.recipe import build_strategy
 
 FIRST = Submodel("first", torch.tensor([0]))
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta):

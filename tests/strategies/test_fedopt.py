@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Contribution, Joined, Send, Task, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Contribution, Joined, Task, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
@@ -21,10 +22,6 @@ from latecomer.strategies.fedopt import (
 from latecomer.strategies.merging import Buffer
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def heads_after(strategy, *deltas):

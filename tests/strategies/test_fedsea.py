@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Due, Failed, Joined, Later, Send, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Due, Failed, Joined, Later, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, with_lateness
@@ -17,10 +18,6 @@ from toy import ToyRun, toy_fleet, toy_run, toy_server
 def serve(devices=3, **options):
     server = Server(torch.zeros(1), fedsea(**options), TrainSpec(local_epochs=2))
     return server, server.handle(*map(Joined, range(devices)))
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def timers(commands):

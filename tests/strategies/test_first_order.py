@@ -3,17 +3,14 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Send, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
 from latecomer.strategies.first_order import first_order, taylor
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1):

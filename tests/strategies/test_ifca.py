@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from commands import sends
 from latecomer.core.messages import MAIN, Arrived, Joined, Offer, Send, Task, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.device.client import Client
@@ -11,10 +12,6 @@ from latecomer.device.flat import FlatModel
 from latecomer.engines.trainers import Batched, OneByOne
 from latecomer.strategies.recipe import build_strategy
 from toy import NETWORK, SIZE, ToyRun, toy_fleet, toy_run, toy_server
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def round_of(server, tasks, answers):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.messages import (
     Arrived,
     Failed,
     Joined,
     Left,
     Note,
-    Send,
     TrainSpec,
     Update,
 )
@@ -18,10 +18,6 @@ from latecomer.strategies.fedasync import fedasync
 from latecomer.strategies.fedbuff import fedbuff
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta):

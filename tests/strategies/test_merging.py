@@ -2,6 +2,7 @@
 
 import torch
 
+from commands import sends
 from latecomer.core.messages import (
     Arrived,
     Due,
@@ -9,7 +10,6 @@ from latecomer.core.messages import (
     Joined,
     Later,
     Note,
-    Send,
     TrainSpec,
     Update,
 )
@@ -23,10 +23,6 @@ from latecomer.strategies.semi_async import semi_async
 
 def serve(strategy, start=(0.0, 0.0)):
     return Server(torch.tensor(start), strategy, TrainSpec())
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1):

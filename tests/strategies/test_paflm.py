@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.messages import Arrived, Joined, Note, Send, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
@@ -18,10 +19,6 @@ from latecomer.strategies.recipe import build_strategy
 from latecomer.strategies.weighting import ByShareOfExamples
 
 DEVICES = 6
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1):

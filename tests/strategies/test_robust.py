@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Contribution, Joined, Send, Task, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Contribution, Joined, Task, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
@@ -37,10 +38,6 @@ def sent(device, *delta, weight=1.0, submodel=None):
     task = Task(device, device, 0, "main", 0, TrainSpec(), params, submodel)
     delta = torch.tensor(delta)
     return Contribution(task, Update(device, delta, 1), params, delta, "main", 0, weight)
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 @pytest.mark.parametrize(

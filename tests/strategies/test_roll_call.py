@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.messages import (
     Arrived,
     Contribution,
@@ -12,7 +13,6 @@ from latecomer.core.messages import (
     Joined,
     Left,
     Note,
-    Send,
     TrainSpec,
     Update,
 )
@@ -23,10 +23,6 @@ from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called, led
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1):

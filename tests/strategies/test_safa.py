@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.messages import (
     Arrived,
     Due,
@@ -10,7 +11,6 @@ from latecomer.core.messages import (
     Joined,
     Later,
     Note,
-    Send,
     TrainSpec,
     Update,
 )
@@ -28,10 +28,6 @@ from toy import ToyRun, toy_fleet, toy_run, toy_server
 def serve(devices=4, size=1, **options):
     server = Server(torch.zeros(size), safa(**options), TrainSpec())
     return server, server.handle(*map(Joined, range(devices)))
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, *delta, examples=1):

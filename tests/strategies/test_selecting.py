@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import sends
 from latecomer.core.messages import (
     MAIN,
     Arrived,
@@ -14,7 +15,6 @@ from latecomer.core.messages import (
     Failed,
     Joined,
     Note,
-    Send,
     Task,
     TrainSpec,
     Update,
@@ -35,10 +35,6 @@ def heard(device, utility, seconds=1.0):
     task = Task(0, device, 0, MAIN, 0, TrainSpec(), torch.zeros(2))
     update = Update(0, torch.zeros(2), 1, {"loss_rms": utility})
     return Contribution(task, update, task.params, update.delta, MAIN, 0, seconds=seconds)
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def answer(task, delta=1.0, seconds=1.0, loss=1.0):

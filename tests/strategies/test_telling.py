@@ -2,14 +2,11 @@
 
 import torch
 
-from latecomer.core.messages import Arrived, Broadcast, Joined, Note, Send, TrainSpec, Update
+from commands import sends
+from latecomer.core.messages import Arrived, Broadcast, Joined, Note, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Mix, Strategy
 from latecomer.strategies.telling import RECENT, Telling
-
-
-def sends(commands):
-    return [c.task for c in commands if isinstance(c, Send)]
 
 
 def told(commands):
