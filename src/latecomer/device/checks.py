@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from latecomer.device.seeding import global_generator
 from latecomer.errors import BadInput
 from latecomer.loading import first_line
 
@@ -51,16 +52,18 @@ def _check_forward(
     module: nn.Module, input_shape: tuple[int, ...], num_classes: int, label: str
 ) -> None:
     batch = torch.zeros(2, *input_shape)
-    before = torch.get_rng_state()
-    try:
-        with torch.no_grad():
-            output = module(batch)
-    except Exception as error:
-        raise BadInput(
-            f"{label}: forward fails on a batch of shape {tuple(batch.shape)}: {first_line(error)}"
-        ) from error
-    if not torch.equal(before, torch.get_rng_state()):
-        torch.set_rng_state(before)
+    with global_generator():
+        before = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                output = module(batch)
+        except Exception as error:
+            raise BadInput(
+                f"{label}: forward fails on a batch of shape {tuple(batch.shape)}: "
+                f"{first_line(error)}"
+            ) from error
+        draws = not torch.equal(before, torch.get_rng_state())
+    if draws:
         raise BadInput(
             f"{label}: forward draws random numbers (functional dropout?); "
             f"take the randomness out of forward"

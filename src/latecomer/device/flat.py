@@ -10,6 +10,7 @@ from latecomer.core.params import Layout
 from latecomer.device.checks import check_model
 from latecomer.device.kernel import CompiledKernel
 from latecomer.device.models import build_model
+from latecomer.device.seeding import global_generator
 
 
 class FlatModel:
@@ -54,8 +55,7 @@ class FlatModel:
         return self._parameters
 
     def _seeded(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with global_generator(seed):
             return self._build().train()
 
 

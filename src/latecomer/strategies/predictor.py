@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from latecomer.device.seeding import global_generator
+
 WEIGHTS = Path(__file__).with_name("predictor.safetensors")
 HIDDEN, LAYERS = 128, 2
 RATE = 0.01  # of learning while it is used
@@ -50,7 +52,7 @@ class Predictor:
 
     def __init__(self, weights: Mapping[str, Tensor] | None = None) -> None:
         # Its initial weights are replaced at once: they must not move anybody's random stream.
-        with torch.random.fork_rng(devices=[]):
+        with global_generator():
             self.network = ChangeReader()
         self.network.load_state_dict(dict(weights or trained_weights()))
 
