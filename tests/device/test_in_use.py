@@ -12,6 +12,7 @@ from latecomer.errors import BadInput
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
 LABELS = torch.tensor([0, 0, 0, 1])
+MINE = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -21,41 +22,65 @@ def kept(folder, use, change=None, model=MODEL, submodel=""):
     return params
 
 
+def trained(params, labels=LABELS):
+    """After it has learnt these labels of its own examples."""
+    params = params.clone()
+    for _ in range(300):
+        at = params.clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(MODEL.logits(at, MINE), labels)
+        params -= 0.3 * torch.autograd.grad(loss, at)[0]
+    return params
+
+
 def test_told_nothing_it_is_the_model_as_sent(tmp_path):
     params = kept(tmp_path, Use(), torch.ones(MODEL.layout.size))
-    assert torch.equal(own_model(tmp_path, MODEL, LABELS)(X), MODEL.logits(params, X).detach())
+    assert torch.equal(
+        own_model(tmp_path, MODEL, MINE, LABELS)(X), MODEL.logits(params, X).detach()
+    )
 
 
 def test_its_change_its_mix_and_the_servers_offset_by_hand(tmp_path):
-    change = 0.1 * torch.randn(MODEL.layout.size)
+    change = 2 * (trained(MODEL.init(1)) - MODEL.init(1))
     use = Use(0.5, 1.0, expected=(0.5, 0.25, 0.25), offset=(0.0, 1.0, -1.0))
     params = kept(tmp_path, use, change)
-    found = own_model(tmp_path, MODEL, LABELS)
-    expected = MODEL.logits(params + 0.5 * change, X) + torch.tensor([0.0, 1.0, -1.0])
-    expected = expected + class_offset(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
-    assert torch.allclose(found(X), expected)
+    found = own_model(tmp_path, MODEL, MINE, LABELS)
+    offset = torch.tensor([0.0, 1.0, -1.0])
+    offset = offset + class_offset(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
+    tried = [params + part * change for part in (0.0, 0.125, 0.25, 0.5)]
+    wrong = [int(((MODEL.logits(p, MINE) + offset).argmax(1) != LABELS).sum()) for p in tried]
+    assert min(wrong) < wrong[0]
+    best = tried[wrong.index(min(wrong))]
+    assert torch.allclose(found(X), MODEL.logits(best, X) + offset)
     assert found.use == use
+
+
+def test_a_change_that_serves_its_examples_worse_is_left_out(tmp_path):
+    right = trained(MODEL.init(1))
+    keep_model(tmp_path, right, trained(right, (LABELS + 1) % 3) - right, "", Use(1.0))
+    assert torch.equal(own_model(tmp_path, MODEL, MINE, LABELS).params, right)
 
 
 def test_shares_of_other_classes_are_not_counted(tmp_path):
     params = kept(tmp_path, Use(mix=1.0, expected=(0.5, 0.5), offset=(9.0, -9.0)))
     expected = MODEL.logits(params, X) + class_offset(LABELS, 3)
-    assert torch.allclose(own_model(tmp_path, MODEL, LABELS)(X), expected)
+    assert torch.allclose(own_model(tmp_path, MODEL, MINE, LABELS)(X), expected)
 
 
 def test_a_narrower_network_is_found_again(tmp_path):
     networks = build_networks("mlp", (4,), 3, (8,), (1.0, 0.5))
     name, narrow = networks.submodels[0.5].name, networks(networks.submodels[0.5])
     params = kept(tmp_path, Use(), model=narrow, submodel=name)
-    assert torch.equal(own_model(tmp_path, networks, LABELS)(X), narrow.logits(params, X).detach())
+    assert torch.equal(
+        own_model(tmp_path, networks, MINE, LABELS)(X), narrow.logits(params, X).detach()
+    )
 
 
 def test_what_cannot_be_used_is_told_in_one_line(tmp_path):
     with pytest.raises(BadInput, match="has not finished a task"):
-        own_model(tmp_path, MODEL, LABELS)
+        own_model(tmp_path, MODEL, MINE, LABELS)
     kept(tmp_path, Use())
     with pytest.raises(BadInput, match="of another network"):
-        own_model(tmp_path, flat_model("mlp", (4,), 3, (6,)), LABELS)
+        own_model(tmp_path, flat_model("mlp", (4,), 3, (6,)), MINE, LABELS)
     (tmp_path / FILE).write_bytes(b"nothing")
     with pytest.raises(BadInput, match="damaged"):
-        own_model(tmp_path, MODEL, LABELS)
+        own_model(tmp_path, MODEL, MINE, LABELS)

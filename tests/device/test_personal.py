@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from latecomer.device.personal import TRUST, class_offset, own_logits, own_params
+from latecomer.device.personal import (
+    TRIED,
+    TRUST,
+    class_offset,
+    own_errors,
+    own_logits,
+    own_params,
+)
 
 
 def test_a_class_that_is_frequent_here_gains_the_log_of_its_share():
@@ -58,9 +65,54 @@ def test_a_doubtful_example_goes_to_the_class_of_the_house():
     assert own_logits(logits, torch.tensor([0, 0, 0]), mix=0.0) is logits
 
 
-def test_a_part_of_the_own_change_is_kept():
+def to(goal):
+    return lambda params: (params[0] - goal).abs().item()
+
+
+@pytest.mark.parametrize(
+    ("keep", "goal", "found"),
+    [
+        (1.0, 9.0, [5.0, 0.0]),  # all of it is not enough
+        (1.0, 3.1, [3.0, 1.0]),
+        (1.0, 1.9, [2.0, 1.5]),
+        (1.0, 0.0, [1.0, 2.0]),  # it would do harm
+        (0.5, 9.0, [3.0, 1.0]),
+        (0.5, 1.4, [1.5, 1.75]),
+    ],
+)
+def test_as_much_of_the_own_change_is_kept_as_serves_the_device(keep, goal, found):
     params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
-    assert own_params(params, change, 0.5).tolist() == [3.0, 1.0]
-    assert own_params(params, change, 0.0) is params
-    assert own_params(params, None, 0.5) is params
-    assert own_params(params, torch.ones(1), 0.5) is params  # of a narrower network
+    assert own_params(params, change, keep, to(goal)).tolist() == found
+
+
+def test_what_serves_it_no_better_is_not_kept():
+    params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
+    assert own_params(params, change, 1.0, lambda params: 3) is params
+
+
+def test_without_a_change_the_model_is_as_it_was_sent():
+    params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
+    assert own_params(params, change, 0.0, to(9.0)) is params
+    assert own_params(params, None, 0.5, to(9.0)) is params
+    assert own_params(params, torch.ones(1), 0.5, to(9.0)) is params  # of a narrower network
+
+
+def test_errors_are_of_the_own_examples_with_the_own_offset():
+    x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.2, 0.0]]), torch.tensor([0, 1, 1])
+    assert own_errors(torch.mul, x, y, 0.0)(torch.ones(1)) == 1
+    assert own_errors(torch.mul, x, y, torch.tensor([0.0, 0.5]))(torch.ones(1)) == 0
+    assert own_errors(torch.mul, x, y, 0.0)(torch.tensor([math.inf])) == 3  # it has diverged
+    assert own_errors(torch.mul, x[:0], y[:0], 0.0)(torch.ones(1)) == 0
+
+
+def test_a_device_with_many_examples_tries_some_of_them():
+    asked = []
+
+    def logits(params, x):
+        asked.append(x)
+        return torch.stack([x, -x], 1)
+
+    errors = own_errors(logits, torch.arange(1000.0), torch.zeros(1000, dtype=torch.int64), 0.0)
+    assert errors(torch.zeros(1)) == errors(torch.zeros(1)) == 0
+    assert len(asked[0]) == TRIED
+    assert torch.equal(asked[0], asked[1])

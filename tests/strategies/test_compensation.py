@@ -290,6 +290,11 @@ def test_who_is_far_later_is_repaired_when_it_has_ended_for_others(monkeypatch):
     (other,) = _stand_ins(fleet, verdict="estimate")
     assert torch.equal(other.delta, fleet.compensator.known[2].word)  # which repeats an old word
     assert torch.equal(other.base, truth_task.params)
+    known = fleet.compensator.known
+    known[2] = replace(known[2], noise_std=0.5)
+    (other,) = _stand_ins(fleet, verdict="word")
+    assert other.update.noise_std == 0.5  # of a word that is repeated, its noise is too
+    known[2] = replace(known[2], noise_std=0.0)
     late = fleet.tasks[2] if 2 in fleet.server.working else None
     for _ in range(3):
         fleet.epoch()
@@ -309,7 +314,7 @@ def _stand_ins(fleet, verdict):
     speak = server.strategy.merge.stand_ins
     head = server.store.head_params()
     found = speak._words([task], [head], "main", server)
-    return [speak._contribution(task, base, word, "main", server) for base, word in found]
+    return [speak._contribution(task, *says, "main", server) for says in found]
 
 
 def test_an_update_that_cannot_be_explained_counts_as_it_is(monkeypatch):

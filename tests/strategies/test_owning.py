@@ -17,8 +17,9 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.server import Server
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import Commit, Strategy
 from latecomer.device.flat import FlatModel
+from latecomer.strategies.averaging import TURNS
 from latecomer.strategies.branches import Branches
 from latecomer.strategies.owning import FEWEST, Owning, dispersion
 from latecomer.strategies.roll_call import RollCall
@@ -27,6 +28,10 @@ from latecomer.strategies.roll_call import RollCall
 class Ignore:
     def add(self, contribution, view):
         return None
+
+
+def reasons(commands):
+    return [c.fields["reason"] for c in commands if isinstance(c, Note) and c.kind == "switch"]
 
 
 def test_dispersion_by_hand():
@@ -67,9 +72,7 @@ def tell(server, commands, errors, times):
                 for t in tasks
             )
         )
-        notes += [
-            c.fields["reason"] for c in commands if isinstance(c, Note) and c.kind == "switch"
-        ]
+        notes += reasons(commands)
     return commands, notes
 
 
@@ -114,9 +117,7 @@ def judge(server, commands, shares, times):
         commands = server.handle(
             *(Arrived(t.device, u) for t, u in zip(tasks, arrivals, strict=True))
         )
-        notes += [
-            c.fields["reason"] for c in commands if isinstance(c, Note) and c.kind == "switch"
-        ]
+        notes += reasons(commands)
     return commands, notes
 
 
@@ -173,6 +174,103 @@ def test_who_has_been_gone_for_long_is_not_counted():
     rest = [c for c in commands if isinstance(c, Send) and c.task.device == 0]
     judge(server, rest, (1.0, 0.0), 7)
     assert len(owning._judged(server)) == 1
+
+
+class Settling(RollCall):
+    """Commits once more when there is nothing left to do."""
+
+    def settle(self, view):
+        yield Commit("main", torch.tensor([9.0]), 1)
+
+
+def noisy(average=True, devices=2, merge=RollCall):
+    owning = Owning(merge(1 / devices, 1.0, 0.0), 0.0, 0.0, None, average=average)
+    server = Server(torch.zeros(1), Strategy(merge=owning, own=owning), TrainSpec())
+    return server, server.handle(*map(Joined, range(devices)))
+
+
+def shake(server, commands, deltas, noise=(9.0, 9.0), epsilon=0.0):
+    """The devices say these in turn; the notes that come of it, and the last commands."""
+    notes = []
+    for delta in deltas:
+        task = next(c.task for c in commands if isinstance(c, Send))
+        update = Update(
+            task.id, torch.tensor([delta]), 1, noise_std=noise[task.device], epsilon=epsilon
+        )
+        rest = [c for c in commands if isinstance(c, Send) and c.task is not task]
+        told = server.handle(Arrived(task.device, update))
+        commands, notes = [*rest, *told], [*notes, *reasons(told)]
+    return commands, notes
+
+
+def test_what_noise_moves_is_used_as_the_average_of_its_way():
+    server, commands = noisy()
+    commands, notes = shake(server, commands, (2.0, 4.0))
+    assert ["average" in note for note in notes] == [True]
+    assert server.store.head_params().tolist() == [3.0]  # 1, then 3: half a turn each
+    assert server.model().tolist() == pytest.approx([1 + 0.8 * 2])
+    assert server.model_on_devices().tolist() == [3.0]  # they are sent what is trained
+    again = noisy()[0]
+    again.restore(server.state())
+    for each in (server, again):
+        _, notes = shake(each, commands, (6.0,))
+        assert not notes
+        assert each.model().tolist() == pytest.approx([2.6 + 4 / 6 * (6 - 2.6)])
+
+
+@pytest.mark.parametrize(("average", "noise"), [(False, (9.0, 9.0)), (True, (0.0, 0.0))])
+def test_without_noise_or_wish_the_last_model_is_in_use(average, noise):
+    server, commands = noisy(average)
+    _, notes = shake(server, commands, (2.0, 4.0, 6.0), noise)
+    assert not notes
+    assert server.model() is server.store.head_params()
+
+
+def test_noise_of_an_unknown_amount_is_noise():
+    server, commands = noisy()
+    _, notes = shake(server, commands, (2.0, 4.0), (0.0, 0.0), epsilon=1.0)
+    assert ["average" in note for note in notes] == [True]
+
+
+def test_what_few_claim_does_not_have_all_models_averaged():
+    server, commands = noisy(devices=4)
+    commands, notes = shake(server, commands, (2.0,) * 4, (9.0, 0.0, 0.0, 0.0))
+    assert ["no longer" in note for note in notes] == [False, True]  # at first it was alone
+    assert server.model() is server.store.head_params()
+    commands, notes = shake(server, commands, (2.0,) * 4, (9.0, 9.0, 9.0, 0.0))
+    assert ["no longer" in note for note in notes] == [False]
+    # Half of them are fewer than most, but no reason to begin anew.
+    commands, notes = shake(server, commands, (2.0,) * 4, (9.0, 9.0, 0.0, 0.0))
+    assert not notes
+    _, notes = shake(server, commands, (2.0,) * 4, (9.0, 0.0, 0.0, 0.0))
+    assert ["no longer" in note for note in notes] == [True]
+
+
+def test_no_average_is_older_than_so_many_turns():
+    server, commands = noisy()
+    commands, _ = shake(server, commands, (0.0,) * 400)
+    shake(server, commands, (2.0,))
+    assert server.model().item() == pytest.approx(0.5 / TURNS)  # half a turn, not 4 / 403
+
+
+def test_a_last_commit_is_a_part_of_the_way():
+    server, commands = noisy(merge=Settling)
+    shake(server, commands, (2.0,))  # after which it settles: 1, then 9
+    before = server.model().item()
+    assert before != server.store.head_params().item()
+    for _ in range(50):
+        list(server.strategy.merge.settle(server))
+    assert server.model().item() == pytest.approx(9.0, abs=0.01)
+
+
+def test_a_fork_goes_on_from_the_average_and_a_union_leaves_the_other_as_it_is():
+    server, commands = noisy()
+    shake(server, commands, (2.0, 4.0))
+    owning = server.strategy.own
+    owning.on_fork("main", "child")
+    owning.on_absorb("child", "main")
+    assert owning._averages.get("child", torch.zeros(1)).tolist() == pytest.approx([2.6])
+    assert "main" not in owning._averages
 
 
 def test_errors_that_cannot_be_are_not_counted():

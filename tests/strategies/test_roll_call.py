@@ -19,14 +19,23 @@ from latecomer.core.messages import (
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.roll_call import HEAVIEST, RollCall, Word, called, led, left_of
+from latecomer.strategies.roll_call import (
+    HEAVIEST,
+    RollCall,
+    Word,
+    called,
+    led,
+    left_of,
+    signal_share,
+    voice,
+)
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
 
 
-def answer(task, *delta, examples=1):
-    return Arrived(task.device, Update(task.id, torch.tensor(delta), examples))
+def answer(task, *delta, examples=1, noise=0.0):
+    return Arrived(task.device, Update(task.id, torch.tensor(delta), examples, noise_std=noise))
 
 
 def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0, reach=0.0, place=0.0):
@@ -190,6 +199,86 @@ def test_what_is_left_of_a_word():
     assert called(head, [whole, part], 1.0, 0.0, place=1.0).tolist() == [4.0, 8.0]
     # Never more than the word is long: a hundredth of the way here.
     assert left_of(word(1.0), torch.tensor([100.0]), 1.0).tolist() == pytest.approx([0.0], abs=1e-6)
+
+
+def test_how_much_of_a_word_is_not_noise():
+    def share(size, noise=0.0, epsilon=0.0):
+        return signal_share(size, Update(0, torch.zeros(1), 1, noise_std=noise, epsilon=epsilon))
+
+    assert share(5.0, 3.0) == pytest.approx(16 / 25)
+    assert share(5.0) == share(0.0) == 1.0
+    assert share(5.0, 5.0) == share(5.0, 9.0) == share(0.0, 1.0) == 0.0
+    assert share(5.0, epsilon=1.0) == 0.0  # noise of an unknown amount, after Adam
+
+
+def test_what_is_noise_is_heard_once_for_all_commits_of_a_turn():
+    assert voice(1.0, 10.0) == 1.0
+    assert voice(0.0, 10.0) == 10.0
+    server, one, two = begun(2, share=0.5)
+    (one,) = sends(server.handle(answer(one, 5.0, noise=4.0)))
+    assert head(server) == [2.5]  # half a turn of the only word, which is new
+    server.handle(answer(two, 10.0, noise=6.0))
+    # Of the older one 9/25 is more than noise; of the new one 9/25 is heard twice.
+    second = 0.5 * (0.36 * 5 + (0.64 + 2 * 0.36) * 10) / 2
+    assert head(server) == pytest.approx([2.5 + second])
+    server.handle(answer(one, 3.0, noise=9.0))
+    assert head(server) == pytest.approx([2.5 + second + 0.5 * (2 * 3 + 0.64 * 10) / 2])
+
+
+@pytest.mark.parametrize("loud", [0, 1])
+def test_who_adds_no_noise_counts_no_more_than_who_does(loud):
+    """Over a turn, with one of three silent about its noise."""
+    found = []
+    for noise in (0.0, 9.0):
+        server, *tasks = begun(3, share=1 / 3)
+        for turn in range(20):
+            for device in range(3):
+                says = 1.0 if device == loud else 0.0
+                given = answer(tasks[device], says, noise=0.0 if device == 0 else noise)
+                (tasks[device],) = sends(server.handle(given))
+            if turn == 9:
+                half = head(server)[0]
+        found.append(head(server)[0] - half)
+    assert found[0] == pytest.approx(10 / 3)
+    assert found[1] == pytest.approx(10 / 3)
+
+
+def test_those_who_speak_lead_as_far_as_words_are_more_than_noise():
+    server, one, two, three = begun(3, share=1 / 3, lead=1.0)
+    for task in (one, two, three):
+        again = sends(server.handle(answer(task, 5.0, noise=4.0)))
+        one = again[0] if task is one else one
+    before = head(server)[0]
+    server.handle(answer(one, 10.0, noise=6.0))
+    called_for = (0.36 * 5 * 2 + (0.64 + 3 * 0.36) * 10) / 3
+    # The median share of signal is 0.36, of which a third is in the mean.
+    assert head(server)[0] - before == pytest.approx((called_for + (0.36 - 1 / 3) * 5) / 3)
+
+
+def test_steps_are_not_shortened_for_what_is_not_repeated():
+    for noise, second in ((9.0, 4.0), (2.0**0.5, 4.0 * (1 - 7 / 8 * 7 / 8)), (0.0, 4.0 / 8)):
+        server, one, two = begun(2, share=0.5, step=2.0, reach=0.25)
+        sends(server.handle(answer(one, 4.0, noise=noise)))
+        first = head(server)[0]
+        server.handle(answer(two, 4.0, noise=noise))
+        assert head(server)[0] - first == pytest.approx(second)
+
+
+def test_a_few_who_claim_noise_do_not_lengthen_the_steps_of_all():
+    heads = []
+    for noise in (0.0, 9.0):
+        server, *tasks = begun(3, share=1.0, step=2.0, reach=0.25)
+        answers = [answer(t, 4.0, noise=noise if t.device == 0 else 0.0) for t in tasks]
+        server.handle(*answers)
+        heads.append(head(server))
+    assert heads[0] == heads[1] == [1.0]
+
+
+def test_old_noise_does_not_move_what_only_others_have_trained():
+    narrow = word(4.0, submodel=FIRST)
+    wide = [replace(word(5.0, 5.0), signal=0.01)] * 3
+    found = called(torch.zeros(2), [narrow, *wide], 0.2, 0.0, voices=[1.0, 0.01, 0.01, 0.01])
+    assert found.tolist() == pytest.approx([0.2 * (4 + 0.15) / 4, 0.2 * 0.05])
 
 
 def test_where_words_cancel_out_nothing_is_held_back():

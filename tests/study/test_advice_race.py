@@ -299,7 +299,7 @@ def test_the_command_writes_json(call: Call, tmp_path: Path, config: Path) -> No
     [
         (["tinny.toml"], ["tinny.toml", "did you mean 'tiny.toml'"]),
         (["."], ["metrics.csv", "compare.json"]),
-        (["tiny.toml", "--set", "training.lrr=1"], ["tiny.toml", "training.lrr"]),
+        (["tiny.toml", "--set", "training.lrr=1"], ["--set", "training.lrr"]),
         (["tiny.toml", "--for", "all"], ["--try"]),
         (["tiny.toml", "--try", "--for", "them"], ["--for", "devices"]),
         (["tiny.toml", "--try", "--for", "late"], ["fleet.late.classes"]),

@@ -287,7 +287,7 @@ def test_a_label_that_can_be_no_strategy_is_a_slip() -> None:
 
 def test_what_is_odd_is_noted_once(tree: Tree, tmp_path: Path) -> None:
     told: list[str] = []
-    late = {"classes": [5], "devices": 2, "only": True}
+    late = {"classes": [5], "devices": 2, "delay": 5, "only": True}
     changed = {**tree, "fleet": {**tree["fleet"], "late": late}}
     compare(changed, ["fedavg", "privaasyncfed"], [1], tmp_path / "noted", noted=told.append)
     (shared,) = [note for note in told if "fleet.late.only" in note]

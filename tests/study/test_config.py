@@ -202,3 +202,23 @@ def test_types_are_named_in_the_words_of_toml(setting: str, line: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse(with_settings({}, [setting]))
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "line"),
+    [
+        ({}, "--set 'training.lr=-1': training.lr = -1: must be greater than 0"),
+        ({"training": {"lr": "x"}}, "--set 'training.lr=-1'"),
+        ({"seed": "x"}, "file: seed = 'x': must be an integer"),
+    ],
+)
+def test_a_slip_is_blamed_on_where_it_was_made(tree: dict[str, Any], line: str) -> None:
+    settings = ["fleet.devices=5", "training.lr=0.1" if "seed" in tree else "training.lr=-1"]
+    with pytest.raises(BadInput) as caught:
+        parse(with_settings(tree, settings), "file")
+    assert str(caught.value).startswith(line)
+
+
+def test_an_unknown_key_of_a_setting_is_named_with_it() -> None:
+    with pytest.raises(BadInput, match=r"^--set 'training.lrr=1': unknown key .* mean 'lr'"):
+        with_settings({}, ["training.lrr=1"])

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.strategy import ServerView
 from latecomer.core.submodel import take
+from latecomer.data.federation import Examples
 from latecomer.device.flat import FlatModel
 from latecomer.device.personal import class_offset
 from latecomer.strategies.labels import output_bias
@@ -30,6 +32,9 @@ class Own:
 
     def calibrated(self, lineage: str, view: ServerView) -> Tensor:
         return view.store.head_params(lineage)
+
+    def as_sent(self, lineage: str, view: ServerView) -> Tensor:
+        return self.calibrated(lineage, view)
 
     def expected(self, devices: object, classes: int) -> Tensor | None:
         return None
@@ -67,26 +72,54 @@ def test_where_nothing_is_kept_and_no_mix_allowed_for_it_is_the_model_as_sent(
     assert measured(experiment, Own(0.0, 0.0, changes)) == measured(experiment, None)
 
 
+def learnt(network: FlatModel, params: Tensor, data: Examples) -> Tensor:
+    """What training on its examples changes."""
+    found = params.clone()
+    for _ in range(20):
+        at = found.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(network.logits(at, data.x), data.y), at)
+        found -= 0.1 * gradient
+    return found - params
+
+
 def test_a_device_is_measured_with_its_own_change_and_its_own_mix(experiment: Experiment) -> None:
     server = experiment.server()
     head = server.store.head_params()
-    changes = {
-        device: torch.randn(take(head, server.carries(device)).numel())
-        for device in range(1, len(experiment.clients))
-    }
-    found = measured(experiment, Own(0.5, 1.0, changes))
-    for device in (0, 1, 2):  # the first has never been heard
+    changes = {}
+    for device in range(1, len(experiment.clients)):  # the first has never been heard
         submodel = server.carries(device)
         network = experiment.networks(submodel)
         assert network is not None
-        test, labels = experiment.test_of(device), experiment.train_of(device).y
-        params = take(head, submodel)
-        if device:
-            params = params + 0.5 * changes[device]
+        changes[device] = learnt(network, take(head, submodel), experiment.train_of(device))
+    found, kept = measured(experiment, Own(0.5, 1.0, changes)), 0
+    for device, accuracy in found.items():
+        submodel = server.carries(device)
+        network = experiment.networks(submodel)
+        assert network is not None
+        test, train = experiment.test_of(device), experiment.train_of(device)
+        sent, offset = take(head, submodel), class_offset(train.y, 10)
+        change = changes.get(device, torch.zeros(len(sent)))
+        tried = [sent + share * change for share in (0.0, 0.125, 0.25, 0.5)]
         with torch.no_grad():
-            logits = network.logits(params, test.x) + class_offset(labels, 10)
+            wrong = [
+                int(((network.logits(params, train.x) + offset).argmax(1) != train.y).sum())
+                for params in tried
+            ]
+            logits = network.logits(tried[wrong.index(min(wrong))], test.x) + offset
+        kept += min(wrong) < wrong[0]
         right = (logits.argmax(1) == test.y).double().mean().item()
-        assert found[device] == pytest.approx(right)
+        assert accuracy == pytest.approx(right)
+    assert kept  # of some device
+
+
+def test_an_old_change_that_would_do_harm_is_left_out(experiment: Experiment) -> None:
+    server = experiment.server()
+    head = server.store.head_params()
+    harm = {
+        device: torch.full_like(take(head, server.carries(device)), torch.nan)
+        for device in range(len(experiment.clients))
+    }
+    assert measured(experiment, Own(1.0, 0.0, harm)) == measured(experiment, None)
 
 
 def test_it_is_the_calibrated_model_that_is_measured(experiment: Experiment) -> None:

@@ -345,6 +345,7 @@ RESUMED = {
     "pipeline": ["fleet.late.devices=4", "fleet.late.delay={gamma = 6}"],
     "buffer": ["strategy.name=fedbuff", "fleet.profile=tiers", "fleet.crash=0.1"],
     "memory": ["strategy.name=paflm", "fleet.profile=tiers"],
+    "average": ["strategy.name=latecomer", "fleet.profile=tiers"],
     "whole run": ["privacy.mode=whole-run", "privacy.budget=0.9", "stop.updates=40"],
 }
 

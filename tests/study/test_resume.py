@@ -215,7 +215,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no json": (lambda folder: (latest(folder) / "state.json").unlink(), "damaged"),
     "no tensors": (lambda folder: (latest(folder) / "state.safetensors").unlink(), "damaged"),
     "a list": (lambda folder: (latest(folder) / "state.json").write_text("[]"), "damaged"),
-    "another format": (other_format, "format 99, this version reads 2"),
+    "another format": (other_format, "format 99, this version reads 3"),
     "half a state": (drop_server, "does not fit"),
     "another model": (another_model, "does not fit the run: a model of 610 parameters"),
     "empty pointer": (lambda folder: (folder / "checkpoint/latest").write_text(""), "damaged"),

@@ -291,6 +291,12 @@ def test_what_only_the_late_cannot_hold(
         Experiment(tiny(*LATE, "fleet.late.only=true", setting))
 
 
+def test_late_devices_that_are_not_late_are_remarked_on(tiny: Callable[..., Config]) -> None:
+    for delay, times in (("0", 1), ("5", 0)):
+        found = Experiment(tiny(*LATE, "fleet.late.only=true", f"fleet.late.delay={delay}")).notes
+        assert sum("nobody is late" in note for note in found) == times
+
+
 def test_late_runs_measure_the_late(in_flight: Run) -> None:
     folder, summary = in_flight
     assert 0 <= summary["accuracy_affected"] <= 1

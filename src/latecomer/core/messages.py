@@ -47,8 +47,8 @@ class TrainSpec:
 class Use:
     """How a device makes a model its own, as far as only the server knows (`device.personal`).
 
-    It puts `keep` of its own last change on top, adds `offset` to the outputs, and allows for its
-    class mix as far as `mix`, beside the shares `expected` of the model. Empty: nothing is known.
+    It puts up to `keep` of its own last change on top, adds `offset` to the outputs, and allows for
+    its class mix as far as `mix`, beside the shares `expected` of the model. Empty: unknown.
     """
 
     keep: float = 0.0

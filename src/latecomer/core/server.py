@@ -97,6 +97,11 @@ class Server:
         own = self.strategy.own
         return self.store.head_params(lineage) if own is None else own.calibrated(lineage, self)
 
+    def model_on_devices(self, lineage: str = MAIN) -> Tensor:
+        """The newest model of a lineage, as devices have it that were sent it."""
+        own = self.strategy.own
+        return self.store.head_params(lineage) if own is None else own.as_sent(lineage, self)
+
     def use(self, lineage: str) -> Use | None:
         """What a device must know to use the newest model of a lineage."""
         own = self.strategy.own

@@ -18,7 +18,7 @@ from latecomer.core.messages import Use
 from latecomer.device.disk import apart, replace_file
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
-from latecomer.device.personal import own_logits, own_params
+from latecomer.device.personal import own_errors, own_offset, own_params
 from latecomer.errors import BadInput
 
 FILE = "model.safetensors"
@@ -26,18 +26,16 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnModel:
-    """Gives the logits of examples as this device takes them; `labels` are of its own examples."""
+    """Gives the logits of examples as this device takes them, which adds `offset` to them."""
 
     network: FlatModel
     params: Tensor
     use: Use
-    labels: Tensor
+    offset: Tensor
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self.network.logits(self.params, x) + _shares(self.use.offset, 0.0, self.network)
-        expected = _shares(self.use.expected, 1.0, self.network)
-        return own_logits(logits, self.labels, self.use.mix, expected)
+        return self.network.logits(self.params, x) + self.offset
 
 
 def keep_model(
@@ -49,8 +47,12 @@ def keep_model(
     replace_file(folder / FILE, save(apart(tensors), {"told": json.dumps(told)}))
 
 
-def own_model(folder: Path, networks: FlatModel | Networks, labels: Tensor) -> OwnModel:
-    """What the device of this state folder uses; BadInput if it has not been sent a model yet."""
+@torch.no_grad()
+def own_model(folder: Path, networks: FlatModel | Networks, x: Tensor, y: Tensor) -> OwnModel:
+    """What the device of this state folder, with these examples, uses.
+
+    BadInput if it has not been sent a model yet.
+    """
     networks = networks if isinstance(networks, Networks) else Networks(networks)
     path = folder / FILE
     if not path.exists():
@@ -66,7 +68,11 @@ def own_model(folder: Path, networks: FlatModel | Networks, labels: Tensor) -> O
         raise BadInput(f"{path}: the model is damaged: {error}") from error
     if network is None or network.layout.size != sent.numel():
         raise BadInput(f"{path}: the model of {sent.numel():,} parameters is of another network")
-    return OwnModel(network, own_params(sent, tensors.get("change"), use.keep), use, labels)
+    expected = _shares(use.expected, 1.0, network)
+    offset = _shares(use.offset, 0.0, network)
+    offset = offset + own_offset(y, network.num_classes, use.mix, expected)
+    errors = own_errors(network.logits, x, y, offset)
+    return OwnModel(network, own_params(sent, tensors.get("change"), use.keep, errors), use, offset)
 
 
 def _frozen(value: Any) -> Any:

@@ -160,7 +160,7 @@ class Agent:
 
     def own_model(self) -> OwnModel:
         """What the device uses: its last model, made its own."""
-        return own_model(self.disk.folder, self.networks, self.data()[1])
+        return own_model(self.disk.folder, self.networks, *self.data())
 
     def _client(self) -> Client:
         x, y = self.data()

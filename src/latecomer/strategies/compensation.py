@@ -48,6 +48,7 @@ class Known:
     base: Tensor
     word: Tensor
     staleness: int
+    noise_std: float = 0.0  # of the word
 
 
 class Compensator:
@@ -244,7 +245,12 @@ class Compensator:
         told = {"fit": estimate.fit, "gamma": gamma, "seconds": seconds}
         count, stale = contribution.update.num_examples, contribution.delta
         self.known[contribution.task.device] = Known(
-            estimate, count, contribution.base, stale, contribution.staleness
+            estimate,
+            count,
+            contribution.base,
+            stale,
+            contribution.staleness,
+            contribution.update.noise_std,
         )
         if not gamma:
             return Repaired(contribution, told)

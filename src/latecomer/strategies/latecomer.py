@@ -51,9 +51,10 @@ def latecomer(
     stand_in: bool = True,
     clusters: Count = 4,
     broadcast: bool = True,
-    keep: Proportion = 0.5,
+    keep: Proportion = 1.0,
     mix: Proportion = 1.0,
     calibrate: Proportion = 1.0,
+    average: bool = True,
     samples: Count = 32,
     iterations: Count = 40,
     server_gflops: NotNegative = 10.0,
@@ -67,8 +68,9 @@ def latecomer(
     # Judgements are for more than clusters.
     branches = _branches(clusters) if clusters > 1 or keep or mix or calibrate else None
     merge: Merge = RollCall(share, step, clip, fade, lead, reach, place, stand_ins)
-    owning = Owning(merge, keep, mix, branches, calibrate) if keep or mix or calibrate else None
-    merge = owning or merge
+    owning = None
+    if keep or mix or calibrate or average:
+        merge = owning = Owning(merge, keep, mix, branches, calibrate, average)
     return Strategy(
         name="latecomer",
         route=branches or stay_home,

@@ -10,6 +10,7 @@ from torch import Tensor
 from latecomer.core.messages import Contribution, Note, Use
 from latecomer.core.strategy import Commit, Drop, Merge, ServerView
 from latecomer.device.flat import FlatModel
+from latecomer.strategies.averaging import Averages
 from latecomer.strategies.branches import Branches
 from latecomer.strategies.calibration import Judged, offsets, unevenness
 from latecomer.strategies.fitting import Around
@@ -22,17 +23,20 @@ ALIKE, DIFFERENT = 1.5, 2.5
 # How unevenly a class lies on devices, from 0 to 1: when all have it, and when few have.
 EVEN, UNEVEN = 0.3, 0.4
 FEWEST = 20  # arrivals between two looks
+MOST, SOME = 1 / 2, 1 / 3  # of the devices: when more add noise, and when fewer do
 
 
 class Owning(Around[Merge]):
     """Merge: as the inner part does, remembering what models need to be used.
 
-    A device adds `keep` of its own last change, and reckons with its class mix as far as `mix`. In
-    simulation the server speaks for it, so it keeps the last change of each, also of those who are
-    gone. From their judgements it knows what classes a model expects, and whether devices differ at
-    all: until they are seen to, nothing is kept, because what one has learnt alone is worse than
-    what all have. The outputs of the model for classes that few hold are moved by `calibrate` of
-    what makes it say them as often as they are.
+    A device adds up to `keep` of its own last change, as it serves it, and reckons with its class
+    mix as far as `mix`. In simulation the server speaks for it, and keeps the last change of each,
+    also of those who are gone. From their judgements it knows what classes a model expects, and
+    whether devices differ at all: until they are seen to, nothing is kept, because what one has
+    learnt alone is worse than what all have. The outputs of the model for classes that few hold are
+    moved by `calibrate` of what makes it say them as often as they are. With `average` a model to
+    which devices have added noise for their privacy is used as the average of its way; it is
+    trained as it is.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Owning(Around[Merge]):
         mix: float,
         branches: Branches | None,
         calibrate: float = 0.0,
+        average: bool = False,
     ) -> None:
         super().__init__(inner)
         self.mix = mix
@@ -53,6 +58,10 @@ class Owning(Around[Merge]):
         # device -> the lineage and version it last told of, and at which arrival
         self._told: dict[int, tuple[str, int, int]] = {}
         self._uses: dict[str, tuple[int, Use]] = {}  # by lineage: as of a commit
+        self._average, self._averages = average, Averages()
+        self._noisy: set[int] = set()  # devices that add noise for their privacy
+        self._averaging = False
+        self._notes: list[str] = []
 
     @property
     def keep(self) -> float:
@@ -70,10 +79,48 @@ class Owning(Around[Merge]):
         private = update.noise_std or update.epsilon
         if self._keep and update.delta is not None and not private and task.number > known:
             self._changes[task.device] = (task.number, update.delta)
-        return self.inner.add(contribution, view)
+        if self._average:
+            self._look_at_noise(contribution, view)
+        made = self.inner.add(contribution, view)
+        if isinstance(made, Commit):
+            self._follow(made, view)
+        return made
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
-        return self.inner.settle(view)
+        for made in self.inner.settle(view):
+            self._follow(made, view)
+            yield made
+
+    def on_fork(self, parent: str, child: str) -> None:
+        super().on_fork(parent, child)
+        self._averages.copy(parent, child)
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        super().on_absorb(into, gone)
+        self._averages.forget(gone)
+
+    def _look_at_noise(self, contribution: Contribution, view: ServerView) -> None:
+        """Whether models are averaged: not because one of many says that it adds noise."""
+        update, lineage = contribution.update, contribution.lineage
+        self._noisy.discard(contribution.task.device)
+        if update.noise_std or update.epsilon:
+            self._noisy.add(contribution.task.device)
+        share = len(self._noisy) / len(self._examples)
+        if self._averaging != (share > (SOME if self._averaging else MOST)):
+            self._averaging = not self._averaging
+            what = "add" if self._averaging else "no longer add"
+            which = "average of the last models is" if self._averaging else "last model is"
+            self._notes.append(f"most devices {what} noise for their privacy: the {which} in use")
+        if not self._averaging:
+            self._averages.forget(*self._averages)
+        elif lineage not in self._averages:
+            self._averages.begin(lineage, view.store.head_params(lineage))
+
+    def _follow(self, made: Commit, view: ServerView) -> None:
+        if made.lineage in self._averages:
+            here = sum(view.home(device) == made.lineage for device in self._examples)
+            turns = made.contributions / max(1, here)
+            self._averages.add(made.lineage, made.params, turns)
 
     def change(self, device: int) -> Tensor | None:
         """What its training last changed, as far as it is known."""
@@ -94,8 +141,17 @@ class Owning(Around[Merge]):
         return found / total if total > 0 else soft
 
     def calibrated(self, lineage: str, view: ServerView) -> Tensor:
-        """The newest model, moved in its output bias; as it is if it has none."""
-        head, offset = view.store.head_params(lineage), self._offset(lineage, view)
+        """The newest model, or the average of its way, moved in its output bias if it has one."""
+        return self._moved(
+            self._averages.get(lineage, view.store.head_params(lineage)), lineage, view
+        )
+
+    def as_sent(self, lineage: str, view: ServerView) -> Tensor:
+        """The newest model, moved likewise: devices are sent the one that is trained."""
+        return self._moved(view.store.head_params(lineage), lineage, view)
+
+    def _moved(self, head: Tensor, lineage: str, view: ServerView) -> Tensor:
+        offset = self._offset(lineage, view)
         if offset is None:
             return head
         moved = head.clone()
@@ -150,6 +206,8 @@ class Owning(Around[Merge]):
 
     def tell(self, view: ServerView) -> Iterable[Note]:
         yield from super().tell(view)
+        yield from (switch_note(why, view.store.commits) for why in self._notes)
+        self._notes.clear()
         if self._since < max(FEWEST, len(self._examples)):
             return
         self._since = 0
@@ -195,6 +253,9 @@ class Owning(Around[Merge]):
             "uneven": self._uneven,
             "arrivals": self._arrivals,
             "told": dict(self._told),
+            "averages": self._averages.state(),
+            "noisy": sorted(self._noisy),
+            "averaging": self._averaging,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -202,7 +263,9 @@ class Owning(Around[Merge]):
         self._changes, self._examples = dict(state["changes"]), dict(state["examples"])
         self._since, self._apart = state["since"], state["apart"]
         self._uneven, self._arrivals = state["uneven"], state["arrivals"]
-        self._told = dict(state["told"])
+        self._told, self._noisy = dict(state["told"]), set(state["noisy"])
+        self._averaging = state["averaging"]
+        self._averages.restore(state["averages"])
         self._uses = {}
 
 

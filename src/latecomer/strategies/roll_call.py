@@ -10,7 +10,7 @@ have changed their minds is what all others are expected to have changed theirs 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from latecomer.core.codec import portable
-from latecomer.core.messages import Contribution
+from latecomer.core.messages import Contribution, Update
 from latecomer.core.strategy import Commit, ServerView
 from latecomer.core.submodel import Submodel, covered, name_of
 from latecomer.strategies.merging import StandIns
@@ -40,12 +40,30 @@ class Word:
     weight: float
     heard: int  # at which commit
     size: float  # root mean square, which does not hang on how much of the model is covered
+    signal: float = 1.0  # the share of its square that is not noise
 
 
 def word_of(contribution: Contribution, heard: int, base: Tensor | None = None) -> Word:
     delta, submodel = contribution.delta, contribution.task.submodel
     size = size_of(delta, delta.numel())
-    return Word(base, delta, submodel, contribution.weight, heard, size)
+    signal = signal_share(size, contribution.update)
+    return Word(base, delta, submodel, contribution.weight, heard, size, signal)
+
+
+def signal_share(size: float, update: Update) -> float:
+    """How much of the square of a word of this size its device has not added for privacy."""
+    noise = update.noise_std
+    if not noise:
+        return 0.0 if update.epsilon else 1.0  # how much noise there is after Adam, nobody knows
+    return 1.0 - (noise / size) ** 2 if noise < size else 0.0
+
+
+def voice(signal: float, times: float) -> float:
+    """How loud a new word is, if all words weigh so many times what the new ones do.
+
+    What of it is noise is heard once instead of in every commit of a turn, in the same sum.
+    """
+    return signal + (1.0 - signal) * times
 
 
 def size_of(delta: Tensor, coordinates: int) -> float:
@@ -67,6 +85,9 @@ class RollCall:
     all of the way still to go that the model has gone since a word was said: the more steps must be
     shortened, the more of it is taken off the words, up to `place` of it and never more than a word
     is long. That damps what late ones set swinging.
+    Noise that devices add for privacy is not repeated: of a word what is more than noise counts in
+    every commit, the rest when it is new, then for all of these. As far as words are noise nobody
+    leads, and steps are not shortened: nothing is said twice.
     `stand_ins` renew the words of devices that have been silent for a turn. A share of 0 commits
     at every arrival.
     """
@@ -109,17 +130,20 @@ class RollCall:
         others = self._renew(lineage, turn, view)
         spoke, head = {*arrived}, view.store.head_params(lineage)
         step = min(1.0, self.step * len(spoke) / members)
+        signal = median(word.signal for word in words.values())
         faded = [self._faded(word, turn, view) for word in words.values()]
-        params = called(head, faded, step, self.clip)
-        within = self._within_reach(params - head, faded, members / len(spoke)) if self.reach else 1
+        voices = self._voices(words, faded, spoke)
+        params = called(head, faded, step, self.clip, voices=voices)
+        commits = members / len(spoke)
+        within = self._within_reach(params - head, faded, commits, signal) if self.reach else 1.0
         if within < 1 and self.place:
-            params = called(head, faded, step, self.clip, self.place * (1 - within))
-            within = min(within, self._within_reach(params - head, faded, members / len(spoke)))
+            params = called(head, faded, step, self.clip, self.place * (1 - within), voices)
+            within = min(within, self._within_reach(params - head, faded, commits, signal))
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
         if changes:
-            params = led(params, changes, faded, self.lead, step, self.clip)
+            params = led(params, changes, faded, self.lead * signal, step, self.clip)
         if within < 1:
             params = torch.lerp(head, params, within)
         return Commit(lineage, params, len(arrived), others)
@@ -127,10 +151,27 @@ class RollCall:
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
 
-    def _within_reach(self, move: Tensor, words: Sequence[Word], commits: float) -> float:
+    def _voices(
+        self, words: Mapping[int, Word], faded: Sequence[Word], spoke: Set[int]
+    ) -> list[float] | None:
+        if all(word.signal == 1.0 for word in faded):
+            return None
+        heaviest, _ = bounds(faded, self.clip)
+        weights = [min(word.weight, heaviest) for word in faded]
+        new = [weight for device, weight in zip(words, weights, strict=True) if device in spoke]
+        times = math.fsum(weights) / math.fsum(new)
+        return [
+            voice(word.signal, times) if device in spoke else word.signal
+            for device, word in words.items()
+        ]
+
+    def _within_reach(
+        self, move: Tensor, words: Sequence[Word], commits: float, signal: float
+    ) -> float:
         """The share of a move that, made in all commits of a turn, stays within reach."""
         reach, far = self.reach * usual_size(words), size_of(move, widest(words)) * commits
-        return reach / far if 0 < reach < far else 1.0
+        within = reach / far if 0 < reach < far else 1.0
+        return within if signal == 1.0 else 1.0 - signal * (1.0 - within)
 
     def _base(self, contribution: Contribution, view: ServerView) -> Tensor | None:
         """What it was said of; of another lineage's model there is no way to this one's."""
@@ -212,16 +253,24 @@ def same(one: Word, other: Word) -> bool:
 
 
 def called(
-    head: Tensor, words: Sequence[Word], step: float, clip: float, place: float = 0.0
+    head: Tensor,
+    words: Sequence[Word],
+    step: float,
+    clip: float,
+    place: float = 0.0,
+    voices: Sequence[float] | None = None,
 ) -> Tensor:
     """head + step * weighted mean of the words, per coordinate over those who trained it.
 
-    Of each word `place` of the way is left out that the model has gone since it was said.
+    `voices` make words louder or softer than their weight in the mean. Of each word `place` of the
+    way is left out that the model has gone since it was said.
     """
     heaviest, longest = bounds(words, clip)
     weights = [min(word.weight, heaviest) for word in words]
+    voices = [1.0] * len(words) if voices is None else voices
     factors = [
-        weight * shortened(word, longest) for word, weight in zip(words, weights, strict=True)
+        loud * weight * shortened(word, longest)
+        for word, weight, loud in zip(words, weights, voices, strict=True)
     ]
     total = torch.zeros_like(head)
     if all(word.submodel is None for word in words):

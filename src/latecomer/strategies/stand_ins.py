@@ -49,8 +49,8 @@ class StandIns:
         bases = [take(head, task.submodel) for task in tasks]
         words = self._words(tasks, bases, lineage, view)
         return [
-            self._contribution(task, base, word, lineage, view)
-            for task, (base, word) in zip(tasks, words, strict=True)
+            self._contribution(task, base, word, noise, lineage, view)
+            for task, (base, word, noise) in zip(tasks, words, strict=True)
             if torch.isfinite(word).all()
         ]
 
@@ -65,8 +65,8 @@ class StandIns:
 
     def _words(
         self, tasks: list[Task], bases: list[Tensor], lineage: str, view: ServerView
-    ) -> list[tuple[Tensor, Tensor]]:
-        """What each says, and of which model: its own word is of an old one."""
+    ) -> list[tuple[Tensor, Tensor, float]]:
+        """Of which model each says what, and with how much noise: its own word is of an old one."""
         judge, now = self.compensator.judge, view.store.commits
         known = [self.compensator.known[task.device] for task in tasks]
         gammas = [
@@ -75,14 +75,15 @@ class StandIns:
             else judge.switch.gamma(lineage, now, of.staleness)
             for task, of in zip(tasks, known, strict=True)
         ]
-        words = [(of.base, of.word) for of in known]
+        words = [(of.base, of.word, of.noise_std) for of in known]
         replayed = [i for i, gamma in enumerate(gammas) if gamma]
         fresh = self._replays([tasks[i] for i in replayed], [bases[i] for i in replayed], view)
         for i, new in zip(replayed, fresh, strict=True):
-            base, word = words[i]
+            base, word, noise = words[i]
             words[i] = (
                 torch.lerp(base, bases[i], gammas[i]),
                 torch.lerp(word, new, gammas[i]),
+                (1.0 - gammas[i]) * noise,
             )
         return words
 
@@ -98,8 +99,9 @@ class StandIns:
         return deltas
 
     def _contribution(
-        self, task: Task, base: Tensor, delta: Tensor, lineage: str, view: ServerView
+        self, task: Task, base: Tensor, delta: Tensor, noise: float, lineage: str, view: ServerView
     ) -> Contribution:
-        update = Update(task.id, delta, self.compensator.known[task.device].num_examples)
+        count = self.compensator.known[task.device].num_examples
+        update = Update(task.id, delta, count, noise_std=noise)
         stand_in = Contribution(task, update, base, delta, lineage, staleness=0)
         return stand_in.weighed(float(self.weigh(stand_in, view)))

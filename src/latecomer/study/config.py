@@ -264,14 +264,24 @@ def read_toml(path: Path) -> Tree:
 
 
 def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
-    """`tree` with each `a.b=value` put in; the value is TOML, a bare word is a string."""
-    result = _copy(tree)
+    """`tree` with each `a.b=value` put in; the value is TOML, a bare word is a string.
+
+    What is wrong with a value is said here; what is wrong with `tree`, by `parse`.
+    """
+    result, given = _copy(tree), {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise BadInput(f"--set {setting!r}: must look like a.b=value")
         _put(result, parts, _toml_value(text.strip()), setting)
+        given[".".join(parts)] = setting
+    try:
+        Config.model_validate(result)
+    except ValidationError as error:
+        key, line = _one_line(error)
+        if key in given:
+            raise BadInput(f"--set {given[key]!r}: {line}") from error
     return result
 
 
@@ -292,7 +302,7 @@ def parse(tree: Mapping[str, Any], where: str = "config") -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise BadInput(f"{where}: {_one_line(error)}") from error
+        raise BadInput(f"{where}: {_one_line(error)[1]}") from error
 
 
 def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
@@ -329,18 +339,22 @@ PLAINLY = {
     "bool_type": "must be true or false",
     "int_type": "must be an integer",
     "string_type": "must be text",
+    "float_type": "must be a number",
 }
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError) -> tuple[str, str]:
+    """The key of the first thing wrong, and what is wrong with it."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         known = _fields_at(path[:-1])
         hint = did_you_mean(path[-1], known)
-        return f"unknown key {'.'.join(path)!r}{hint} (known here: {', '.join(known)})"
+        key = ".".join(path)
+        return key, f"unknown key {key!r}{hint} (known here: {', '.join(known)})"
     message = PLAINLY.get(first["type"]) or first["msg"].removeprefix("Value error, ")
-    return f"{_key(path)} = {first['input']!r}: {message}"
+    message = message.replace("Input should be", "must be", 1)
+    return _key(path), f"{_key(path)} = {first['input']!r}: {message}"
 
 
 def _key(path: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Owns
 from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federation import Examples
-from latecomer.device.personal import own_logits, own_params
+from latecomer.device.personal import own_errors, own_offset, own_params, some_of
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
 
@@ -86,7 +86,7 @@ class Evaluator:
         for (lineage, _), devices in groups.items():
             parts = [self.experiment.test_of(d, time) for d in devices]
             submodel = server.carries(devices[0])
-            params = take(server.model(lineage), submodel)
+            params = take(server.model_on_devices(lineage), submodel)
             outputs = self._outputs(server.strategy.own, params, submodel, devices, parts, time)
             for device, part, logits in zip(devices, parts, outputs, strict=True):
                 found[device] = scores(confusion(part.y, logits.argmax(1), classes), 0.0)
@@ -112,20 +112,27 @@ class Evaluator:
         time: float,
     ) -> Iterator[Tensor]:
         """The outputs of what each device makes of this model, on its held-back data."""
-        each: Iterator[Tensor]
-        if own is not None and own.keep:
-            changed = (own_params(params, own.change(d), own.keep) for d in devices)
-            each = (self._logits(p, of.x, submodel) for p, of in zip(changed, parts, strict=True))
-        else:
+        if own is None or not own.keep:
             logits = self._logits(params, torch.cat([part.x for part in parts]), submodel)
-            each = iter(torch.split(logits, [len(part.y) for part in parts]))
-        if own is None or not own.mix:
-            yield from each
+            shared = torch.split(logits, [len(part.y) for part in parts])
+        if own is None or not (own.keep or own.mix):
+            yield from shared
             return
-        expected = own.expected(devices, self.experiment.federation.num_classes)
-        for device, logits in zip(devices, each, strict=True):
-            labels = self.experiment.train_of(device, time).y
-            yield own_logits(logits, labels, own.mix, expected)
+
+        def outputs(params: Tensor, x: Tensor) -> Tensor:
+            return self._logits(params, x, submodel)
+
+        classes = self.experiment.federation.num_classes
+        expected = own.expected(devices, classes)
+        for i, (device, part) in enumerate(zip(devices, parts, strict=True)):
+            train = self.experiment.train_of(device, time)
+            offset = own_offset(train.y, classes, own.mix, expected)
+            if own.keep:
+                errors = own_errors(outputs, train.x, train.y, offset)
+                kept = own_params(params, own.change(device), own.keep, errors)
+                yield outputs(kept, part.x) + offset
+            else:
+                yield shared[i] + offset
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The output of every model on the same data, several models at a time."""
@@ -145,10 +152,7 @@ class Evaluator:
 
 def _some(test: Examples, most: int) -> Examples:
     """At most so many of the test examples (0: all), always the same ones."""
-    if not 0 < most < len(test.y):
-        return test
-    chosen = torch.randperm(len(test.y), generator=torch.Generator().manual_seed(0))[:most]
-    return Examples(test.x[chosen], test.y[chosen])
+    return Examples(*some_of(test.x, test.y, most)) if most else test
 
 
 def _over(values: Sequence[float]) -> OverDevices:

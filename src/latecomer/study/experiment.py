@@ -126,6 +126,9 @@ class Experiment:
                 f"{self.recipe.name} with training.optimizer = 'adam': inversion through Adam is"
                 " inaccurate; the switch ends it where it does harm, sgd is the better choice"
             )
+        late = self.config.fleet.late
+        if late.only and not late.delay:
+            yield "fleet.late.only with a fleet.late.delay of 0: nobody is late, but for being slow"
         private = self.config.privacy.epsilon > 0
         if self.recipe.private and not private:
             yield f"{self.recipe.name} without privacy: privacy.epsilon is 0, nothing is noised"
