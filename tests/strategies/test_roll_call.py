@@ -51,14 +51,8 @@ def head(server):
 
 def word(*delta, weight=1.0, submodel=None):
     vector = torch.tensor(delta)
-    return Word(
-        torch.zeros_like(vector),
-        vector,
-        submodel,
-        weight,
-        0,
-        float(vector.norm()) / len(delta) ** 0.5,
-    )
+    size = float(vector.norm()) / len(delta) ** 0.5
+    return Word(vector, submodel, weight, 0, size, begin=0.0)
 
 
 def test_all_have_a_word_in_every_commit():
@@ -142,38 +136,55 @@ def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
     assert head(server) == [1.0]
 
 
-def test_the_way_that_the_model_has_gone_since_is_taken_off():
-    server, one, two = begun(2, share=0.5, step=2.0, reach=0.25, place=0.4)
+def test_what_the_model_has_gone_of_the_way_of_a_word_is_not_said_again():
+    server, one, two = begun(2, share=0.5, step=1.0, place=1.0)
     sends(server.handle(answer(one, 4.0)))
-    assert head(server) == [0.5]  # it was said of this model
+    assert head(server) == [2.0]  # it was said of this model: half a turn
     server.handle(answer(two, 4.0))
-    # An eighth of the move of 4, and of the way of 0.5 since both words were said 7/8 of 0.4.
-    assert head(server) == pytest.approx([0.5 + 0.125 * (4 - 0.4 * 0.875 * 0.5)])
+    # Both are half fulfilled, also the second, that was said of the model at 0.
+    assert head(server) == [2.0 + 0.5 * 2.0]
 
 
-def test_the_reach_holds_however_far_the_model_has_gone():
-    """All say the same of a model that is far behind, and one says it of one that is further."""
-    for behind in (20.0, -20.0):
-        words = [word(1.0)] * 3 + [replace(word(1.0), base=torch.tensor([-behind]))]
-        found = called(torch.tensor([behind]), words, 1.0, 0.0, place=1.0).item() - behind
-        assert abs(found) <= 2.0  # no word has become more than twice as long
-    server, *tasks = begun(4, share=0.25, step=4.0, reach=0.3, place=1.0)
-    for _ in range(12):
-        before = head(server)[0]
-        (task,) = sends(server.handle(answer(tasks.pop(0), 1.0)))
-        tasks.append(task)
-        assert abs(head(server)[0] - before) <= 0.3 / 4 + 1e-6
+def test_what_is_left_of_a_word():
+    whole = word(3.0, 4.0)
+    beside, half, past, back = [4.0, -3.0], [1.5, 2.0], [6.0, 8.0], [-3.0, -4.0]
+    for at, left in ((beside, 1.0), (half, 0.5), (past, 0.0), (back, 1.0)):
+        assert left_of(whole, torch.tensor(at), 1.0) == pytest.approx(left)
+    assert left_of(whole, torch.tensor(half), 0.4) == pytest.approx(0.8)
+    assert left_of(whole, torch.tensor(past), 0.0) == 1.0
+    assert left_of(replace(whole, begin=0.25), torch.tensor(half), 1.0) == pytest.approx(0.75)
+    part = word(4.0, submodel=FIRST)
+    assert left_of(part, torch.tensor([1.0, 9.0]), 1.0) == 0.75  # of the part that it carries
+    assert left_of(word(0.0, 0.0), torch.tensor(half), 1.0) == 1.0  # of nothing all is left
+
+
+def test_who_is_fulfilled_still_has_a_share_in_the_mean():
+    done, open_ = word(1.0, 0.0), word(0.0, 4.0)
+    found = called(torch.tensor([1.0, 1.0]), [done, open_], 1.0, 0.0, place=1.0)
+    assert found.tolist() == [1.0, 1.0 + 0.75 * 4 / 2]
+    assert called(torch.tensor([1.0, 1.0]), [done, open_], 1.0, 0.0).tolist() == [1.5, 3.0]
+
+
+def test_words_mean_a_place_the_model_comes_to_rest_at():
+    """Said again and again as directions they carry it on for ever."""
+    places = {}
+    for place in (0.0, 1.0):
+        at, words = torch.zeros(1), [word(1.0), word(1.0)]
+        for _ in range(50):
+            at = called(at, words, 0.5, 0.0, place)
+        places[place] = at.item()
+    assert places == {0.0: 25.0, 1.0: pytest.approx(1.0)}
 
 
 def test_words_of_another_lineage_or_before_a_union_have_no_way_to_go():
-    merge = RollCall(1.0, 1.0, 0.0, reach=0.3, place=0.4)
+    merge = RollCall(1.0, 1.0, 0.0, place=0.4)
     merge._words = {"main": {0: word(1.0)}, "gone": {1: word(2.0)}}
     merge.on_absorb("main", "gone")
     (kept,) = merge._words["main"].values()
-    assert kept.base is None
-    assert left_of(kept, torch.tensor([100.0]), 0.4).tolist() == [1.0]
+    assert kept.begin is None
+    assert left_of(kept, torch.tensor([100.0]), 0.4) == 1.0
     assert "gone" not in merge._words
-    server, task = begun(1, reach=0.3, place=0.4)
+    server, task = begun(1, place=0.4)
     store = server.store
     moved = Contribution(task, Update(task.id, task.params, 1), task.params, task.params, "main", 0)
     assert server.strategy.merge._base(moved, server) is task.params
@@ -181,24 +192,11 @@ def test_words_of_another_lineage_or_before_a_union_have_no_way_to_go():
     assert server.strategy.merge._base(replace(moved, lineage="other"), server) is None
 
 
-def test_without_reach_or_place_no_model_is_kept():
-    for options in ({"reach": 0.3}, {"place": 0.4}):
-        server, one = begun(1, **options)
-        server.handle(answer(one, 1.0))
-        (known,) = server.strategy.merge._words["main"].values()
-        assert known.base is None
-
-
-def test_what_is_left_of_a_word():
-    head, whole = torch.tensor([2.0, -2.0]), word(4.0, 8.0)
-    assert left_of(whole, head, 0.5).tolist() == [3.0, 9.0]
-    assert left_of(whole, head, 0.0) is whole.delta
-    part = word(4.0, submodel=FIRST)
-    assert left_of(part, head, 0.25).tolist() == [3.5]  # of the part that it carries
-    # With the whole way left out, the model goes to where words wanted it.
-    assert called(head, [whole, part], 1.0, 0.0, place=1.0).tolist() == [4.0, 8.0]
-    # Never more than the word is long: a hundredth of the way here.
-    assert left_of(word(1.0), torch.tensor([100.0]), 1.0).tolist() == pytest.approx([0.0], abs=1e-6)
+def test_with_directions_no_way_is_kept():
+    server, one = begun(1, reach=0.3)
+    server.handle(answer(one, 1.0))
+    (known,) = server.strategy.merge._words["main"].values()
+    assert known.begin is None
 
 
 def test_how_much_of_a_word_is_not_noise():

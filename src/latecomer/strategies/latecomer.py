@@ -45,7 +45,7 @@ def latecomer(
     fade: NotNegative = 0.5,
     lead: Proportion = 1.0,
     reach: NotNegative = 0.3,
-    place: Proportion = 0.3,
+    place: Proportion = 1.0,
     repair: bool = True,
     spare: NotNegative = 2.0,
     stand_in: bool = True,

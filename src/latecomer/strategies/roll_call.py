@@ -34,20 +34,21 @@ HEAVIEST = 10.0  # times the usual weight: no device may claim more
 class Word:
     """The last that a device has said, or a stand-in for it."""
 
-    base: Tensor | None  # what it was said of, if that is of use
     delta: Tensor
     submodel: Submodel | None
     weight: float
     heard: int  # at which commit
     size: float  # root mean square, which does not hang on how much of the model is covered
     signal: float = 1.0  # the share of its square that is not noise
+    begin: float | None = None  # where on its way the model was when it was said, if that is known
 
 
 def word_of(contribution: Contribution, heard: int, base: Tensor | None = None) -> Word:
     delta, submodel = contribution.delta, contribution.task.submodel
     size = size_of(delta, delta.numel())
     signal = signal_share(size, contribution.update)
-    return Word(base, delta, submodel, contribution.weight, heard, size, signal)
+    begin = None if base is None else along(delta, size, base)
+    return Word(delta, submodel, contribution.weight, heard, size, signal, begin)
 
 
 def signal_share(size: float, update: Update) -> float:
@@ -81,10 +82,9 @@ class RollCall:
     who have just arrived counts for everybody: not at all at 0 (MIFA), in full at 1 (CA2FL).
     With `reach` steps are so short that in a turn the mean moves the model by no more than so many
     times the usual word (0: as far as it likes): where all say the same, and mean it to the end,
-    twice the mean of old words is too far. What those who lead add is shortened by as much. Nor is
-    all of the way still to go that the model has gone since a word was said: the more steps must be
-    shortened, the more of it is taken off the words, up to `place` of it and never more than a word
-    is long. That damps what late ones set swinging.
+    twice the mean of old words is too far. What those who lead add is shortened by as much.
+    With `place` a word means a place (1) rather than a direction (0): what of its way the model has
+    gone since it was said is not said again. That damps what late ones set swinging.
     Noise that devices add for privacy is not repeated: of a word what is more than noise counts in
     every commit, the rest when it is new, then for all of these. As far as words are noise nobody
     leads, and steps are not shortened: nothing is said twice.
@@ -133,12 +133,9 @@ class RollCall:
         signal = median(word.signal for word in words.values())
         faded = [self._faded(word, turn, view) for word in words.values()]
         voices = self._voices(words, faded, spoke)
-        params = called(head, faded, step, self.clip, voices=voices)
+        params = called(head, faded, step, self.clip, self.place, voices)
         commits = members / len(spoke)
         within = self._within_reach(params - head, faded, commits, signal) if self.reach else 1.0
-        if within < 1 and self.place:
-            params = called(head, faded, step, self.clip, self.place * (1 - within), voices)
-            within = min(within, self._within_reach(params - head, faded, commits, signal))
         changes = [
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
@@ -175,7 +172,7 @@ class RollCall:
 
     def _base(self, contribution: Contribution, view: ServerView) -> Tensor | None:
         """What it was said of; of another lineage's model there is no way to this one's."""
-        if not (self.reach and self.place):
+        if not self.place:
             return None
         here = view.store.resolve(contribution.task.lineage) == contribution.lineage
         return contribution.base if here else None
@@ -223,7 +220,7 @@ class RollCall:
         for kept in (self._words, self._arrived, self._before):
             kept.pop(gone, None)
         words = self._words.get(into, {})
-        words.update({device: replace(word, base=None) for device, word in words.items()})
+        words.update({device: replace(word, begin=None) for device, word in words.items()})
 
     def state(self) -> dict[str, Any]:
         return {
@@ -262,39 +259,41 @@ def called(
 ) -> Tensor:
     """head + step * weighted mean of the words, per coordinate over those who trained it.
 
-    `voices` make words louder or softer than their weight in the mean. Of each word `place` of the
-    way is left out that the model has gone since it was said.
+    `voices` make words louder or softer than their weight in the mean. Of each word `place` of what
+    the model has gone of its way is left out.
     """
     heaviest, longest = bounds(words, clip)
     weights = [min(word.weight, heaviest) for word in words]
     voices = [1.0] * len(words) if voices is None else voices
     factors = [
-        loud * weight * shortened(word, longest)
+        loud * weight * shortened(word, longest) * left_of(word, head, place)
         for word, weight, loud in zip(words, weights, voices, strict=True)
     ]
     total = torch.zeros_like(head)
     if all(word.submodel is None for word in words):
         for word, factor in zip(words, factors, strict=True):
-            total.add_(left_of(word, head, place), alpha=factor)
+            total.add_(word.delta, alpha=factor)
         return torch.add(head, total, alpha=step / math.fsum(weights))
     share = torch.zeros_like(head)
     for word, weight, factor in zip(words, weights, factors, strict=True):
         index = covered(word.submodel)
-        total[index] += factor * left_of(word, head, place)
+        total[index] += factor * word.delta
         share[index] += weight
     return torch.where(share > 0, head + step * total / share, head)
 
 
-def left_of(word: Word, head: Tensor, place: float) -> Tensor:
-    """What it says, without `place` of the way from where it was said to `head`.
+def left_of(word: Word, head: Tensor, place: float) -> float:
+    """The share of it that is still to be said: not what the model has gone of its way since."""
+    if not place or word.begin is None:
+        return 1.0
+    gone = along(word.delta, word.size, head[covered(word.submodel)]) - word.begin
+    return 1.0 - place * min(1.0, max(0.0, gone))
 
-    Never more is taken off than the word is long.
-    """
-    if not place or word.base is None:
-        return word.delta
-    gone = head[covered(word.submodel)] - word.base
-    far = place * size_of(gone, gone.numel())
-    return torch.sub(word.delta, gone, alpha=place * min(1.0, word.size / far) if far else 0.0)
+
+def along(delta: Tensor, size: float, params: Tensor) -> float:
+    """How far the model lies in the direction of a word of this size, in lengths of it."""
+    square = size * size * delta.numel()
+    return params.dot(delta).item() / square if square > 0 else 0.0
 
 
 def led(
