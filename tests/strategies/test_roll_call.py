@@ -23,25 +23,28 @@ from latecomer.strategies.roll_call import (
     HEAVIEST,
     RollCall,
     Word,
+    along,
     called,
     led,
     left_of,
     signal_share,
+    size_of,
     voice,
 )
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
+AT_ZERO = torch.zeros(1), torch.zeros(1)  # the model before the lead, and the head
 
 
 def answer(task, *delta, examples=1, noise=0.0):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), examples, noise_std=noise))
 
 
-def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0, reach=0.0, place=0.0):
+def begun(devices, share=1.0, step=1.0, clip=0.0, fade=0.0, lead=0.0, reach=0.0, place=0.0, at=0.0):
     merge = RollCall(share, step, clip, fade, lead, reach, place)
     strategy = Strategy(weigh=by_examples(), merge=merge)
-    server = Server(torch.zeros(1), strategy, TrainSpec())
+    server = Server(torch.tensor([at]), strategy, TrainSpec())
     return server, *sends(server.handle(*map(Joined, range(devices))))
 
 
@@ -105,9 +108,9 @@ def test_only_words_that_were_heard_have_a_share():
 def test_a_change_is_made_of_shortened_words():
     others = [word(1.0)] * 3
     now = word(50.0)
-    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
+    found = led(*AT_ZERO, [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
     assert found.tolist() == [0.75]  # (2 - 1), of which a quarter is in the mean
-    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
+    found = led(*AT_ZERO, [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
     assert found.tolist() == [0.5 * 0.75 * 49.0]
 
 
@@ -115,7 +118,7 @@ def test_a_change_counts_where_it_was_trained():
     narrow, wide = word(4.0, submodel=FIRST), word(1.0, 1.0)
     changes = [(word(1.0, submodel=FIRST), narrow), (word(0.0, 0.0), wide)]
     silent = word(0.0, submodel=FIRST)
-    found = led(torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
+    found = led(torch.zeros(2), torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
     # A third of the first coordinate is of one who did not speak; of the second all spoke.
     assert found.tolist() == pytest.approx([(3 + 1) / 2 / 3, 0.0])
 
@@ -123,7 +126,7 @@ def test_a_change_counts_where_it_was_trained():
 def test_nobody_who_leads_weighs_more_than_ten_times_the_usual():
     loud, usual = word(1.0, weight=1e9), [word(0.0)] * 3
     changes = [(word(0.0, weight=1e9), loud), (usual[0], usual[0])]
-    found = led(torch.zeros(1), changes, [loud, *usual], 1.0, 1.0, 0.0)
+    found = led(*AT_ZERO, changes, [loud, *usual], 1.0, 1.0, 0.0)
     share = (HEAVIEST + 1) / (HEAVIEST + 3)
     assert found.tolist() == pytest.approx([(1 - share) * HEAVIEST / (HEAVIEST + 1)])
 
@@ -137,25 +140,58 @@ def test_where_all_say_the_same_a_turn_goes_no_further_than_a_part_of_a_word():
 
 
 def test_what_the_model_has_gone_of_the_way_of_a_word_is_not_said_again():
-    server, one, two = begun(2, share=0.5, step=1.0, place=1.0)
+    server, one, two = begun(2, share=0.5, step=1.0, place=1.0, at=3.0)
     sends(server.handle(answer(one, 4.0)))
-    assert head(server) == [2.0]  # it was said of this model: half a turn
+    assert head(server) == [3.0 + 2.0]  # it was said of this model: half a turn
     server.handle(answer(two, 4.0))
-    # Both are half fulfilled, also the second, that was said of the model at 0.
-    assert head(server) == [2.0 + 0.5 * 2.0]
+    # Both are half fulfilled, also the second, that was said of the model at 3.
+    assert head(server) == [5.0 + 0.5 * 2.0]
+
+
+def test_who_leads_has_not_changed_its_mind_by_coming_nearer():
+    """Ten devices mean the same place: the model comes to it, and not past it."""
+    server, *tasks = begun(10, share=0.1, step=2.0, lead=1.0, place=1.0)
+    way = [0.0]
+    for _ in range(60):
+        task = tasks.pop(0)
+        tasks += sends(server.handle(answer(task, 1.0 - task.params.item())))
+        way += head(server)
+    assert way == sorted(way)
+    assert way[-1] == pytest.approx(1.0, abs=0.01)
+    now, was = word(1.0), word(3.0)
+    (found,) = led(torch.zeros(1), torch.tensor([0.5]), [(was, now)], [now] * 2, 1.0, 1.0, 0.0, 1.0)
+    assert found.item() == pytest.approx(0.5 * (0.5 - 2.5))  # what is left of both, at 0.5
 
 
 def test_what_is_left_of_a_word():
     whole = word(3.0, 4.0)
     beside, half, past, back = [4.0, -3.0], [1.5, 2.0], [6.0, 8.0], [-3.0, -4.0]
     for at, left in ((beside, 1.0), (half, 0.5), (past, 0.0), (back, 1.0)):
-        assert left_of(whole, torch.tensor(at), 1.0) == pytest.approx(left)
-    assert left_of(whole, torch.tensor(half), 0.4) == pytest.approx(0.8)
-    assert left_of(whole, torch.tensor(past), 0.0) == 1.0
-    assert left_of(replace(whole, begin=0.25), torch.tensor(half), 1.0) == pytest.approx(0.75)
+        assert left_of(whole, torch.tensor(at), 0.0, 1.0) == pytest.approx(left)
+    assert left_of(whole, torch.tensor(half), 0.0, 0.4) == pytest.approx(0.8)
+    assert left_of(whole, torch.tensor(past), 0.0, 0.0) == 1.0
+    later = replace(whole, begin=0.25)
+    assert left_of(later, torch.tensor(half), 0.0, 1.0) == pytest.approx(0.75)
     part = word(4.0, submodel=FIRST)
-    assert left_of(part, torch.tensor([1.0, 9.0]), 1.0) == 0.75  # of the part that it carries
-    assert left_of(word(0.0, 0.0), torch.tensor(half), 1.0) == 1.0  # of nothing all is left
+    assert left_of(part, torch.tensor([1.0, 9.0]), 0.0, 1.0) == 0.75  # of the part that it carries
+    assert left_of(word(0.0, 0.0), torch.tensor(half), 0.0, 1.0) == 1.0  # of nothing all is left
+
+
+def test_who_shouts_means_no_place_further_away_than_is_heard():
+    loud, longest = word(8.0), 2.0
+    for at, left in ((0.0, 0.25), (1.0, 0.125), (2.0, 0.0), (5.0, 0.0)):
+        assert left_of(loud, torch.tensor([at]), longest, 1.0) == left
+
+
+def test_the_way_does_not_hang_on_where_a_tensor_lies():
+    numbers = torch.Generator().manual_seed(1)
+    params, delta = torch.randn(2, 100_003, generator=numbers)
+    room = torch.empty(100_004)
+    moved = room[1:].copy_(params)
+    size = size_of(delta, delta.numel())
+    assert along(delta, size, params) == along(delta, size, moved)
+    near = along(delta, size, 1e4 + params) - along(delta, size, 1e4 + params - 0.5 * delta)
+    assert near == pytest.approx(0.5, abs=1e-3)
 
 
 def test_who_is_fulfilled_still_has_a_share_in_the_mean():
@@ -176,20 +212,36 @@ def test_words_mean_a_place_the_model_comes_to_rest_at():
     assert places == {0.0: 25.0, 1.0: pytest.approx(1.0)}
 
 
-def test_words_of_another_lineage_or_before_a_union_have_no_way_to_go():
+def test_words_of_another_lineage_have_no_way_to_go():
+    server, task = begun(1, place=0.4)
+    merge, store = server.strategy.merge, server.store
+    base, update = torch.tensor([7.0]), Update(task.id, task.params, 1)
+    moved = Contribution(task, update, base, task.params, "main", 0)
+    assert merge._base(moved, server) is base  # of a repaired one not what was sent
+    store.fork("main", "other")
+    assert merge._base(replace(moved, lineage="other"), server) is None
+    store.absorb("main", "other")
+    united = replace(moved, task=replace(task, lineage="other"))
+    assert merge._base(united, server) is base
+
+
+def test_a_union_forgets_who_spoke_of_the_other_model():
     merge = RollCall(1.0, 1.0, 0.0, place=0.4)
     merge._words = {"main": {0: word(1.0)}, "gone": {1: word(2.0)}}
     merge.on_absorb("main", "gone")
-    (kept,) = merge._words["main"].values()
-    assert kept.begin is None
-    assert left_of(kept, torch.tensor([100.0]), 0.4) == 1.0
-    assert "gone" not in merge._words
-    server, task = begun(1, place=0.4)
-    store = server.store
-    moved = Contribution(task, Update(task.id, task.params, 1), task.params, task.params, "main", 0)
-    assert server.strategy.merge._base(moved, server) is task.params
-    store.fork("main", "other")
-    assert server.strategy.merge._base(replace(moved, lineage="other"), server) is None
+    assert list(merge._words) == ["main"]
+    assert merge._words["main"][0].begin == 0.0
+
+
+def test_a_stand_in_means_a_place_too():
+    server, task = begun(1, place=1.0)
+    base, delta = torch.tensor([8.0]), torch.tensor([2.0])
+    stand_in = Contribution(task, Update(task.id, delta, 1), base, delta, "main", 0)
+    merge = server.strategy.merge
+    merge.stand_ins = lambda lineage, fresh, view: [stand_in]
+    merge._words["main"] = {}
+    assert merge._renew("main", 1.0, server) == 1
+    assert merge._words["main"][0].begin == 4.0  # 8 is four times the word
 
 
 def test_with_directions_no_way_is_kept():

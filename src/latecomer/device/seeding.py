@@ -15,7 +15,10 @@ _IN_USE = threading.RLock()
 
 @contextmanager
 def global_generator(seed: int | None = None) -> Iterator[None]:
-    """Alone with the global generator, from `seed` if given; afterwards it is as it was."""
+    """Alone with the generator, from `seed` if given; on the CPU it is as it was afterwards.
+
+    Never wait within for a thread that may want it too.
+    """
     with _IN_USE, torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)

@@ -40,7 +40,7 @@ class Word:
     heard: int  # at which commit
     size: float  # root mean square, which does not hang on how much of the model is covered
     signal: float = 1.0  # the share of its square that is not noise
-    begin: float | None = None  # where on its way the model was when it was said, if that is known
+    begin: float | None = None  # how far along it the model lay when it was said, if known
 
 
 def word_of(contribution: Contribution, heard: int, base: Tensor | None = None) -> Word:
@@ -140,7 +140,8 @@ class RollCall:
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
         if changes:
-            params = led(params, changes, faded, self.lead * signal, step, self.clip)
+            lead = self.lead * signal
+            params = led(params, head, changes, faded, lead, step, self.clip, self.place)
         if within < 1:
             params = torch.lerp(head, params, within)
         return Commit(lineage, params, len(arrived), others)
@@ -213,14 +214,9 @@ class RollCall:
         """What was said stays with the parent."""
 
     def on_absorb(self, into: str, gone: str) -> None:
-        """What was said of another model does not count; those who said it are heard anew.
-
-        The others meant what they said for where the model was before they were united.
-        """
+        """What was said of another model does not count; those who said it are heard anew."""
         for kept in (self._words, self._arrived, self._before):
             kept.pop(gone, None)
-        words = self._words.get(into, {})
-        words.update({device: replace(word, begin=None) for device, word in words.items()})
 
     def state(self) -> dict[str, Any]:
         return {
@@ -266,7 +262,7 @@ def called(
     weights = [min(word.weight, heaviest) for word in words]
     voices = [1.0] * len(words) if voices is None else voices
     factors = [
-        loud * weight * shortened(word, longest) * left_of(word, head, place)
+        loud * weight * left_of(word, head, longest, place)
         for word, weight, loud in zip(words, weights, voices, strict=True)
     ]
     total = torch.zeros_like(head)
@@ -282,32 +278,41 @@ def called(
     return torch.where(share > 0, head + step * total / share, head)
 
 
-def left_of(word: Word, head: Tensor, place: float) -> float:
-    """The share of it that is still to be said: not what the model has gone of its way since."""
+def left_of(word: Word, head: Tensor, longest: float, place: float) -> float:
+    """The share of it that is still to be said, if it may be so long.
+
+    Not the rest, nor `place` of what the model has gone of its way since it was said.
+    """
+    whole = shortened(word, longest)
     if not place or word.begin is None:
-        return 1.0
+        return whole
     gone = along(word.delta, word.size, head[covered(word.submodel)]) - word.begin
-    return 1.0 - place * min(1.0, max(0.0, gone))
+    return whole - place * min(whole, max(0.0, gone))
 
 
 def along(delta: Tensor, size: float, params: Tensor) -> float:
-    """How far the model lies in the direction of a word of this size, in lengths of it."""
+    """How far `params` lie in the direction of a word of this size, in lengths of it."""
     square = size * size * delta.numel()
-    return params.dot(delta).item() / square if square > 0 else 0.0
+    # A dot product would hang on where the tensors lie in memory, and with it a resumed run.
+    product: float = (params * delta).sum(dtype=torch.float64).item()
+    return product / square if square > 0 else 0.0
 
 
 def led(
     params: Tensor,
+    head: Tensor,
     changes: Sequence[tuple[Word, Word]],
     words: Sequence[Word],
     lead: float,
     step: float,
     clip: float,
+    place: float = 0.0,
 ) -> Tensor:
     """params + step * what is missing to `lead` of the mean change of those who have spoken.
 
     Their share of all words is in the mean of these already: per coordinate, over those who
-    trained it.
+    trained it. A change is one of what is left to say at `head`: that the model has gone the way
+    of a word changes nobody's mind.
     """
     heaviest, longest = bounds(words, clip)
     total = torch.zeros_like(params)
@@ -316,8 +321,8 @@ def led(
     share, whole = (params.new_zeros(1) if alike else torch.zeros_like(params) for _ in range(2))
     for was, now in changes:
         weight, index = min(now.weight, heaviest), covered(now.submodel)
-        change = shortened(now, longest) * now.delta - shortened(was, longest) * was.delta
-        total[index] += weight * change
+        left, before = (left_of(word, head, longest, place) for word in (now, was))
+        total[index] += weight * (left * now.delta - before * was.delta)
         share[index] += weight
     for word in words:
         whole[covered(word.submodel)] += min(word.weight, heaviest)
