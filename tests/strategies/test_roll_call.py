@@ -34,7 +34,6 @@ from latecomer.strategies.roll_call import (
 from latecomer.strategies.weighting import by_examples
 
 FIRST = Submodel("first", torch.tensor([0]))
-AT_ZERO = torch.zeros(1), torch.zeros(1)  # the model before the lead, and the head
 
 
 def answer(task, *delta, examples=1, noise=0.0):
@@ -108,9 +107,9 @@ def test_only_words_that_were_heard_have_a_share():
 def test_a_change_is_made_of_shortened_words():
     others = [word(1.0)] * 3
     now = word(50.0)
-    found = led(*AT_ZERO, [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
+    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
     assert found.tolist() == [0.75]  # (2 - 1), of which a quarter is in the mean
-    found = led(*AT_ZERO, [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
+    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
     assert found.tolist() == [0.5 * 0.75 * 49.0]
 
 
@@ -118,7 +117,7 @@ def test_a_change_counts_where_it_was_trained():
     narrow, wide = word(4.0, submodel=FIRST), word(1.0, 1.0)
     changes = [(word(1.0, submodel=FIRST), narrow), (word(0.0, 0.0), wide)]
     silent = word(0.0, submodel=FIRST)
-    found = led(torch.zeros(2), torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
+    found = led(torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
     # A third of the first coordinate is of one who did not speak; of the second all spoke.
     assert found.tolist() == pytest.approx([(3 + 1) / 2 / 3, 0.0])
 
@@ -126,7 +125,7 @@ def test_a_change_counts_where_it_was_trained():
 def test_nobody_who_leads_weighs_more_than_ten_times_the_usual():
     loud, usual = word(1.0, weight=1e9), [word(0.0)] * 3
     changes = [(word(0.0, weight=1e9), loud), (usual[0], usual[0])]
-    found = led(*AT_ZERO, changes, [loud, *usual], 1.0, 1.0, 0.0)
+    found = led(torch.zeros(1), changes, [loud, *usual], 1.0, 1.0, 0.0)
     share = (HEAVIEST + 1) / (HEAVIEST + 3)
     assert found.tolist() == pytest.approx([(1 - share) * HEAVIEST / (HEAVIEST + 1)])
 
@@ -148,39 +147,30 @@ def test_what_the_model_has_gone_of_the_way_of_a_word_is_not_said_again():
     assert head(server) == [5.0 + 0.5 * 2.0]
 
 
-def test_who_leads_has_not_changed_its_mind_by_coming_nearer():
-    """Ten devices mean the same place: the model comes to it, and not past it."""
-    server, *tasks = begun(10, share=0.1, step=2.0, lead=1.0, place=1.0)
-    way = [0.0]
-    for _ in range(60):
-        task = tasks.pop(0)
-        tasks += sends(server.handle(answer(task, 1.0 - task.params.item())))
-        way += head(server)
-    assert way == sorted(way)
-    assert way[-1] == pytest.approx(1.0, abs=0.01)
-    now, was = word(1.0), word(3.0)
-    (found,) = led(torch.zeros(1), torch.tensor([0.5]), [(was, now)], [now] * 2, 1.0, 1.0, 0.0, 1.0)
-    assert found.item() == pytest.approx(0.5 * (0.5 - 2.5))  # what is left of both, at 0.5
+def test_what_leads_is_a_change_of_words_as_they_were_said():
+    server, one, _ = begun(2, share=0.5, step=1.0, lead=1.0, place=1.0)
+    (one,) = sends(server.handle(answer(one, 4.0)))
+    assert head(server) == [2.0]
+    server.handle(answer(one, 2.0))
+    # It alone has spoken, all of its word is left, and nothing of it is missing in the mean.
+    assert head(server) == [2.0 + 0.5 * 2.0]
+    others, was, now = [word(4.0)] * 3, word(4.0), word(2.0)
+    found = led(torch.zeros(1), [(was, now)], [now, *others], 1.0, 1.0, 0.0)
+    assert found.tolist() == [0.75 * -2.0]  # at any head
 
 
 def test_what_is_left_of_a_word():
     whole = word(3.0, 4.0)
     beside, half, past, back = [4.0, -3.0], [1.5, 2.0], [6.0, 8.0], [-3.0, -4.0]
     for at, left in ((beside, 1.0), (half, 0.5), (past, 0.0), (back, 1.0)):
-        assert left_of(whole, torch.tensor(at), 0.0, 1.0) == pytest.approx(left)
-    assert left_of(whole, torch.tensor(half), 0.0, 0.4) == pytest.approx(0.8)
-    assert left_of(whole, torch.tensor(past), 0.0, 0.0) == 1.0
+        assert left_of(whole, torch.tensor(at), 1.0) == pytest.approx(left)
+    assert left_of(whole, torch.tensor(half), 0.4) == pytest.approx(0.8)
+    assert left_of(whole, torch.tensor(past), 0.0) == 1.0
     later = replace(whole, begin=0.25)
-    assert left_of(later, torch.tensor(half), 0.0, 1.0) == pytest.approx(0.75)
+    assert left_of(later, torch.tensor(half), 1.0) == pytest.approx(0.75)
     part = word(4.0, submodel=FIRST)
-    assert left_of(part, torch.tensor([1.0, 9.0]), 0.0, 1.0) == 0.75  # of the part that it carries
-    assert left_of(word(0.0, 0.0), torch.tensor(half), 0.0, 1.0) == 1.0  # of nothing all is left
-
-
-def test_who_shouts_means_no_place_further_away_than_is_heard():
-    loud, longest = word(8.0), 2.0
-    for at, left in ((0.0, 0.25), (1.0, 0.125), (2.0, 0.0), (5.0, 0.0)):
-        assert left_of(loud, torch.tensor([at]), longest, 1.0) == left
+    assert left_of(part, torch.tensor([1.0, 9.0]), 1.0) == 0.75  # of the part that it carries
+    assert left_of(word(0.0, 0.0), torch.tensor(half), 1.0) == 1.0  # of nothing all is left
 
 
 def test_the_way_does_not_hang_on_where_a_tensor_lies():

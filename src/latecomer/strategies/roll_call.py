@@ -140,8 +140,7 @@ class RollCall:
             (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
         ]
         if changes:
-            lead = self.lead * signal
-            params = led(params, head, changes, faded, lead, step, self.clip, self.place)
+            params = led(params, changes, faded, self.lead * signal, step, self.clip)
         if within < 1:
             params = torch.lerp(head, params, within)
         return Commit(lineage, params, len(arrived), others)
@@ -262,7 +261,7 @@ def called(
     weights = [min(word.weight, heaviest) for word in words]
     voices = [1.0] * len(words) if voices is None else voices
     factors = [
-        loud * weight * left_of(word, head, longest, place)
+        loud * weight * shortened(word, longest) * left_of(word, head, place)
         for word, weight, loud in zip(words, weights, voices, strict=True)
     ]
     total = torch.zeros_like(head)
@@ -278,16 +277,12 @@ def called(
     return torch.where(share > 0, head + step * total / share, head)
 
 
-def left_of(word: Word, head: Tensor, longest: float, place: float) -> float:
-    """The share of it that is still to be said, if it may be so long.
-
-    Not the rest, nor `place` of what the model has gone of its way since it was said.
-    """
-    whole = shortened(word, longest)
+def left_of(word: Word, head: Tensor, place: float) -> float:
+    """The share of it that is still to be said: not `place` of what the model has gone of it."""
     if not place or word.begin is None:
-        return whole
+        return 1.0
     gone = along(word.delta, word.size, head[covered(word.submodel)]) - word.begin
-    return whole - place * min(whole, max(0.0, gone))
+    return 1.0 - place * min(1.0, max(0.0, gone))
 
 
 def along(delta: Tensor, size: float, params: Tensor) -> float:
@@ -300,19 +295,17 @@ def along(delta: Tensor, size: float, params: Tensor) -> float:
 
 def led(
     params: Tensor,
-    head: Tensor,
     changes: Sequence[tuple[Word, Word]],
     words: Sequence[Word],
     lead: float,
     step: float,
     clip: float,
-    place: float = 0.0,
 ) -> Tensor:
     """params + step * what is missing to `lead` of the mean change of those who have spoken.
 
     Their share of all words is in the mean of these already: per coordinate, over those who
-    trained it. A change is one of what is left to say at `head`: that the model has gone the way
-    of a word changes nobody's mind.
+    trained it. Words are compared as they were said, so that it is a change, too, if there is less
+    left to say: what is measured on some damps more than what is reckoned for all.
     """
     heaviest, longest = bounds(words, clip)
     total = torch.zeros_like(params)
@@ -321,8 +314,8 @@ def led(
     share, whole = (params.new_zeros(1) if alike else torch.zeros_like(params) for _ in range(2))
     for was, now in changes:
         weight, index = min(now.weight, heaviest), covered(now.submodel)
-        left, before = (left_of(word, head, longest, place) for word in (now, was))
-        total[index] += weight * (left * now.delta - before * was.delta)
+        change = shortened(now, longest) * now.delta - shortened(was, longest) * was.delta
+        total[index] += weight * change
         share[index] += weight
     for word in words:
         whole[covered(word.submodel)] += min(word.weight, heaviest)
