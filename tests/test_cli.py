@@ -371,6 +371,11 @@ def test_resume_of_what_is_no_run(call: Call, tmp_path: Path) -> None:
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+def test_a_slip_in_the_name_of_the_strategy_key(call: Call) -> None:
+    found = call("run", "../tiny.toml", "--set", "strategy.nme=fedavg", "--out", "../out")
+    refused(found, "strategy.nme", "did you mean 'name'?")
+
+
 @pytest.mark.parametrize("more", [["../tiny.toml"], ["--set", "seed=2"], ["--out", "../out"]])
 def test_resume_stands_alone(call: Call, more: list[str]) -> None:
     refused(call("run", "--resume", "../run", *more), "--resume", "CONFIG, --set or --out")

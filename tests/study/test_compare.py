@@ -25,6 +25,7 @@ from latecomer.study.compare import (
 from latecomer.study.config import Tree, merged
 from latecomer.study.report import write_report
 from latecomer.study.results import Comparison, flatten, load
+from latecomer.study.terminal import comparison_table
 
 STRATEGIES, SEEDS = ["fedavg", "slow-async"], [3, 1]
 
@@ -293,3 +294,12 @@ def test_what_is_odd_is_noted_once(tree: Tree, tmp_path: Path) -> None:
     (shared,) = [note for note in told if "fleet.late.only" in note]
     assert "examples are left out" in shared
     assert any(note.startswith("privaasyncfed: ") for note in told)
+
+
+def test_the_target_is_said_where_the_time_to_it_is(done: Path) -> None:
+    target = json.loads((done / "compare.json").read_text())["target_accuracy"]
+    assert f"Target: accuracy {target:g}." in (done / "report.html").read_text(encoding="utf-8")
+    table = pd.DataFrame({"strategy": ["fedavg"], "seed": [1], "seconds_to_target": [5.0]})
+    assert comparison_table(table, narrow=False).caption is None
+    table.attrs["target"] = 0.9
+    assert comparison_table(table, narrow=False).caption == "target: accuracy 0.9"

@@ -110,7 +110,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
     parameters = inspect.signature(found.build, eval_str=True).parameters
     for key in options:
         if key not in parameters:
-            hint = did_you_mean(key, parameters)
+            hint = did_you_mean(key, ["name", *parameters])
             allowed = ", ".join(parameters) or "none"
             raise BadInput(
                 f"strategy.{key}: {found.name} has no such option{hint} (options: {allowed})"

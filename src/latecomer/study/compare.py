@@ -164,6 +164,7 @@ def write_comparison(
     table["seconds_to_target"] = [
         seconds_to(folder / cell.folder / "metrics.csv", target) for cell, _ in runs
     ]
+    table.attrs["target"] = target
     write_atomically(folder / "compare.csv", table.to_csv(index=False))
     document = {
         "target_accuracy": target,

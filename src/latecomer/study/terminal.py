@@ -202,7 +202,9 @@ def comparison_table(table: pd.DataFrame, narrow: bool) -> Table:
     """Mean and spread over seeds, a row per strategy; a narrow one has the main columns only."""
     stats = spread(table)
     columns = [c for c in (NARROW if narrow else SHOWN) if f"{c}_mean" in stats]
-    shown = Table(box=None, pad_edge=False)
+    target = table.attrs.get("target")
+    caption = None if target is None else f"target: accuracy {target:g}"
+    shown = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
     for name in ("strategy", *(SHOWN[c] for c in columns)):
         shown.add_column(name, no_wrap=True, justify="left" if name == "strategy" else "right")
     for strategy, row in stats.iterrows():

@@ -197,7 +197,7 @@ def staleness(facts: Facts) -> Finding | None:
     )
     return Finding(
         "staleness",
-        f"{s.behind} devices are late: their updates are {s.age_behind:.1f} epochs old, those of"
+        f"{s.behind} devices are behind: their updates are {s.age_behind:.1f} epochs old, those of"
         f" all devices {s.age:.1f}. {loss}",
         {"devices_behind": s.behind, "age_behind_epochs": s.age_behind, "age_epochs": s.age},
         "docs/studies/feddc.md#heterogeneity",

@@ -77,12 +77,12 @@ def comparison_document(comparison: Comparison) -> Document:
         subtitle=f"{len(by_strategy)} strategies, {seeds} seeds each",
         facts={},
         panels=panels,
-        tables=[_table(table)],
+        tables=[_table(table, target)],
         texts=_texts(comparison.folder),
     )
 
 
-def _table(table: pd.DataFrame) -> Rows:
+def _table(table: pd.DataFrame, target: float | None) -> Rows:
     stats = spread(table)
     columns: dict[str, list[Any]] = {"strategy": [str(label) for label in stats.index]}
     for column in SHOWN:
@@ -92,6 +92,8 @@ def _table(table: pd.DataFrame) -> Rows:
                 for _, row in stats.iterrows()
             ]
     about = 'Mean ± standard deviation over seeds. "-": not reached with every seed.'
+    if target is not None:
+        about += f" Target: accuracy {target:g}."
     return Rows("summary", "At the end", about, columns)
 
 
@@ -117,6 +119,7 @@ def _texts(folder: Path) -> Mapping[str, str]:
         command.append("--out again")
         texts["Run it again"] = (
             f"# latecomer {__version__}; compare.toml lies beside this page, and below\n"
+            "# a relative data.path in it is relative to where you run this\n"
             + " \\\n  ".join(command)
         )
     if (folder / "compare.toml").is_file():

@@ -191,5 +191,6 @@ def _command(config: Mapping[str, Any]) -> str:
         return f"# latecomer {__version__}\n# {name} was built from parts in Python: latecomer.run"
     return (
         f"# latecomer {__version__}; config.toml lies beside this page, and below\n"
+        "# a relative data.path in it is relative to where you run this\n"
         "latecomer run config.toml --out again"
     )
