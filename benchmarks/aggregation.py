@@ -17,7 +17,7 @@ import torch
 from latecomer.core.messages import Contribution, Task, TrainSpec, Update
 from latecomer.core.strategy import mixed
 from latecomer.engines.memory import keep_freed_memory
-from latecomer.strategies.merging import moved
+from latecomer.strategies.parts.merging import moved
 
 ROUNDS = 15
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import latecomer
-from latecomer.strategies import broadcasting
-from latecomer.strategies.predictor import WEIGHTS, ChangeReader, state_of
+from latecomer.strategies.parts import broadcasts as broadcasting
+from latecomer.strategies.parts.broadcast_predictor import WEIGHTS, ChangeReader, state_of
 
 SCENARIOS = (
     {"data": {"alpha": 0.1}, "fleet": {"devices": 40, "profile": "tiers"}},

@@ -86,7 +86,7 @@ AWAY = {
     "fedasync": method("fedasync"),
     "fedbuff": method("fedbuff"),
     **FEDDC,
-    "feddc with stand-ins": method("feddc", stand_in=True),
+    "feddc with stand-ins": method("feddc", surrogates=True),
 }
 FEDDC_OPTIONS = {
     **FEDDC,

@@ -67,7 +67,7 @@ LEADERS = (
 )
 OFF: dict[str, dict[str, Any]] = {
     "no repair": {"repair": False},
-    "no stand-ins": {"stand_in": False},
+    "no stand-ins": {"surrogates": False},
     "one cluster": {"clusters": 1},
     "no broadcast": {"broadcast": False},
     "nobody leads": {"lead": 0.0},

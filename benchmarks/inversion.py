@@ -37,13 +37,13 @@ from torch import Tensor
 
 from latecomer.core.messages import TrainSpec
 from latecomer.data.dataset import Dataset
-from latecomer.data.federation import ClientData, Examples, Federation, federate
+from latecomer.data.federated_dataset import ClientData, Examples, FederatedDataset, federate
 from latecomer.data.sources import load
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.first_order import taylor
-from latecomer.strategies.inversion import Effort, Estimate, Sought, invert, misfit, replay
+from latecomer.strategies.papers.first_order import taylor
+from latecomer.strategies.parts.inversion import Effort, Estimate, Sought, invert, misfit, replay
 
 FULL = 1_000_000  # a batch size that makes every step see all examples
 ASSUMED = TrainSpec(local_epochs=5, batch_size=FULL, lr=0.01, momentum=0.0)
@@ -164,7 +164,7 @@ def dataset(source: str, path: str) -> Dataset:
     return load(source, path)
 
 
-def federation(problem: Problem, devices: int, alpha: float, seed: int) -> Federation:
+def federation(problem: Problem, devices: int, alpha: float, seed: int) -> FederatedDataset:
     """One class per device or, with `alpha`, Dirichlet mixes."""
     return federate(
         dataset(problem.source, problem.path),
@@ -213,7 +213,7 @@ def first_devices(some: World, number: int) -> World:
 # Measuring.
 
 
-class Spread(NamedTuple):
+class MeanAndSpread(NamedTuple):
     mean: float
     deviation: float
 
@@ -221,8 +221,10 @@ class Spread(NamedTuple):
         return f"{self.mean:.3g} ± {self.deviation:.1g}"
 
 
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(*(v.item() for v in torch.std_mean(torch.tensor(values), correction=0)[::-1]))
+def spread(values: Sequence[float]) -> MeanAndSpread:
+    return MeanAndSpread(
+        *(v.item() for v in torch.std_mean(torch.tensor(values), correction=0)[::-1])
+    )
 
 
 class Errors(NamedTuple):
@@ -391,7 +393,7 @@ def part_a(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
     equal_error(report, problem, chosen, size, name, points, found)
 
 
-def accuracy(worlds: Sequence[World], epoch: int) -> Spread:
+def accuracy(worlds: Sequence[World], epoch: int) -> MeanAndSpread:
     return spread([some.accuracy[epoch] for some in worlds])
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from latecomer.device.flat import FlatModel
 from latecomer.device.training import Plan, local_update
-from latecomer.strategies.inversion import Effort, Estimate, Sought, largest, local_steps
+from latecomer.strategies.parts.inversion import Effort, Estimate, Sought, largest, local_steps
 
 RATE = 0.1
 WINDOW, GAIN = 100, 0.001  # converged: the loss fell by less than this part over so many iterations

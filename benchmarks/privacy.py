@@ -32,7 +32,7 @@ from latecomer.data.scaling import moments, standardise
 from latecomer.data.sources import load
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches
-from latecomer.strategies.inversion import (
+from latecomer.strategies.parts.inversion import (
     Effort,
     Estimate,
     Sought,
@@ -41,7 +41,7 @@ from latecomer.strategies.inversion import (
     largest,
     local_steps,
 )
-from latecomer.strategies.labels import label_shares, output_bias, spread
+from latecomer.strategies.parts.labels import label_shares, output_bias, spread
 
 STEP = TrainSpec(local_epochs=1, batch_size=1, lr=0.1, momentum=0.0)
 PROGRAM = TrainSpec(local_epochs=2, batch_size=16, lr=0.01, momentum=0.5)  # of the label clients

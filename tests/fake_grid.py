@@ -9,15 +9,15 @@ from math import inf, prod
 
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Offer
-from latecomer.engines.dialect import Dialect
-from latecomer.engines.federation import Federation, Patience
-from latecomer.engines.post import Delivery
+from latecomer.engines.deployment_loop import DeploymentLoop, Timeouts
+from latecomer.engines.task_codec import TaskCodec
+from latecomer.engines.transport import Delivery
 from latecomer.engines.virtual import Bounds
 from latecomer.engines.wire import (
     GoOn,
     Introduction,
     Order,
-    Parcel,
+    Payload,
     Progress,
     decode_go_on,
     decode_task,
@@ -29,7 +29,7 @@ from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.journey import Journey
 from toy import EXAMPLES, SIZE, ToyTrainer, toy_fleet, toy_server
 
-Answer = Callable[[str, Parcel], Parcel | str | None]
+Answer = Callable[[str, Payload], Payload | str | None]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class ToyNode:
     done: int = 0
     newer: list[tuple[int, GoOn]] = field(default_factory=list)
 
-    def __call__(self, kind: str, parcel: Parcel) -> Parcel | str | None:
+    def __call__(self, kind: str, parcel: Payload) -> Payload | str | None:
         if kind == "hello":
             return encode_introduction(
                 Introduction(self.name, self.key or f"secret of {self.name}")
@@ -59,16 +59,16 @@ class ToyNode:
 
     # A task in parts: what it was sent, how far it is, and the newer models it went on from.
 
-    def begin(self, order: Order) -> Parcel:
+    def begin(self, order: Order) -> Payload:
         if self.order is None or self.order.key != order.key:
             self.order, self.done, self.newer = order, order.until, []
         return self.progress()
 
-    def progress(self) -> Parcel:
+    def progress(self) -> Payload:
         last = self.newer[-1][1] if self.newer else GoOn("", 0)
         return encode_progress(Progress(self.done, last.number, last.name), self.order.key)
 
-    def go_on(self, told: GoOn) -> Parcel | str | None:
+    def go_on(self, told: GoOn) -> Payload | str | None:
         if self.order is None or self.order.key != told.key:
             return "the client raised an error: not in the middle of that task"
         if told.newer is not None:
@@ -87,7 +87,7 @@ class ToyNode:
         self.order = None
         return self.reply(encode_update(update, told.key, name))
 
-    def reply(self, honest: Parcel) -> Parcel | str | None:
+    def reply(self, honest: Payload) -> Payload | str | None:
         return honest
 
 
@@ -117,7 +117,7 @@ class FakePost:
         self.busy_until = {n: until for n, until in self.busy_until.items() if n in self.answers}
         return list(self.answers)
 
-    def send(self, node: int, kind: str, parcel: Parcel) -> str | None:
+    def send(self, node: int, kind: str, parcel: Payload) -> str | None:
         if node not in self.answers or node in self.rejects:
             return None
         number = next(self._ids)
@@ -132,7 +132,7 @@ class FakePost:
             heapq.heappush(self._heap, (arrives, number, Delivery(f"m{number}", *parts)))
         return f"m{number}"
 
-    def _arrives(self, node: int, parcel: Parcel) -> float | None:
+    def _arrives(self, node: int, parcel: Payload) -> float | None:
         told = parcel.fields
         if "go-on" not in told:
             journey = self._journey(node, parcel)
@@ -146,7 +146,7 @@ class FakePost:
         # A device that is sent its task again has done a part of it already.
         return max(self.time, journey.downloaded + span * told["until"] / passes)
 
-    def _journey(self, node: int, parcel: Parcel) -> Journey:
+    def _journey(self, node: int, parcel: Payload) -> Journey:
         turn = self._numbers[node] = self._numbers.get(node, -1) + 1
         models, size = 1, 4 * sum(prod(each.shape) for each in parcel.named.values())
         if parcel.array is not None:
@@ -177,18 +177,18 @@ class ToyFederation:
 
     strategy: str = "fedasync"
     nodes: dict[int, Answer] | None = None
-    patience: Patience = field(default_factory=Patience)
+    patience: Timeouts = field(default_factory=Timeouts)
     session: str = "s"
     options: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
-    dialect: Dialect | None = None
+    dialect: TaskCodec | None = None
 
     def __post_init__(self) -> None:
         fleet = toy_fleet()
         honest = {i: ToyNode(f"toy-{i}") for i in range(len(fleet.devices))}
         self.post = FakePost(fleet, honest | (self.nodes or {}))
         self.server = toy_server(self.strategy, self.options)
-        self.loop = Federation(
+        self.loop = DeploymentLoop(
             self.server,
             self.post,
             self.patience,

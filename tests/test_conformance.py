@@ -12,7 +12,7 @@ from latecomer.core.messages import Arrived, Joined, Note, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.fitting import Around
+from latecomer.strategies.parts.submodel_levels import Around
 from latecomer.strategies.recipe import recipes
 from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 

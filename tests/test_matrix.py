@@ -10,8 +10,8 @@ from dying import DieAfter, Killed
 from fake_grid import ToyFederation, ToyNode
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies import branches
-from latecomer.strategies import latecomer as flagship
+from latecomer.strategies.latecomer import strategy as flagship
+from latecomer.strategies.parts import clustering as branches
 from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.runner import resume_run, start_run

@@ -16,7 +16,7 @@ NAMES = [
     "Bounds",
     "Comparison",
     "FlatModel",
-    "GridPost",
+    "GridTransport",
     "Networks",
     "Result",
     "RunFailed",

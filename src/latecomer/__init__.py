@@ -27,7 +27,7 @@ _WHERE = {
     "FlatModel": "latecomer.device.flat",
     "Networks": "latecomer.device.networks",
     "Bounds": "latecomer.engines.virtual",
-    "GridPost": "latecomer.engines.flower",
+    "GridTransport": "latecomer.engines.flower",
     "serve": "latecomer.study.deployed",
     "client_app": "latecomer.engines.flower_client",
     # what can go wrong
@@ -40,7 +40,7 @@ __all__ = [
     "Bounds",
     "Comparison",
     "FlatModel",
-    "GridPost",
+    "GridTransport",
     "Networks",
     "Result",
     "RunFailed",
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from latecomer.core.strategy import Strategy
     from latecomer.device.flat import FlatModel
     from latecomer.device.networks import Networks
-    from latecomer.engines.flower import GridPost
+    from latecomer.engines.flower import GridTransport
     from latecomer.engines.flower_client import client_app
     from latecomer.engines.virtual import Bounds
     from latecomer.errors import BadInput, RunFailed

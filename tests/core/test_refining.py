@@ -18,7 +18,7 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.server import Server
-from latecomer.core.strategy import Absorb, Assignment, Mix, Split, Spread, Strategy
+from latecomer.core.strategy import Absorb, Assignment, BroadcastHead, Mix, Split, Strategy
 from toy import SIZE
 
 
@@ -119,7 +119,7 @@ def test_a_broadcast_reaches_those_whose_lineage_was_absorbed():
     talk = on_child()
     task = talk.tasks[1]
     assert task.lineage == "child"
-    talk.wish(Absorb(MAIN, "child", full(5)), Spread(MAIN))
+    talk.wish(Absorb(MAIN, "child", full(5)), BroadcastHead(MAIN))
     assert [sorted(devices) for devices in talk.told] == [[0, 1, 2]]
     version = talk.server.store.head()
     assert task.broadcasts[-1].version == version
@@ -134,7 +134,7 @@ def test_a_broadcast_reaches_those_whose_lineage_was_absorbed():
 def test_without_the_newer_model_its_staleness_is_counted_where_it_goes():
     talk = on_child()
     task = talk.tasks[1]
-    talk.wish(Absorb(MAIN, "child", full(5)), Spread(MAIN))
+    talk.wish(Absorb(MAIN, "child", full(5)), BroadcastHead(MAIN))
     talk.answer(2, 1.0)
     since = talk.server.store.staleness(task.version, MAIN)
     line = talk.answer(1, 1.0, choice=0)
@@ -146,12 +146,12 @@ def test_without_the_newer_model_its_staleness_is_counted_where_it_goes():
 def test_each_broadcast_is_sent_once():
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(Spread(MAIN), Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN), BroadcastHead(MAIN))
     assert talk.told == [[1, 2]]
-    talk.wish(Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN))
     assert talk.told == [[1, 2]]
     talk.answer(0, 1.0)
-    talk.wish(Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN))
     assert talk.told == [[1, 2], [1, 2]]
     assert talk.tasks[1].versions == (0, 1, 2)
 
@@ -160,7 +160,7 @@ def test_one_who_is_not_at_work_is_not_told():
     talk = Talk()
     talk.hear(Failed(talk.tasks[2].id, "lost"))
     talk.answer(0, 1.0)
-    talk.wish(Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN))
     assert talk.told == [[1]]
 
 
@@ -168,7 +168,7 @@ def test_a_task_that_is_lost_lets_all_versions_go():
     talk = Talk()
     for _ in range(3):
         talk.answer(0, 1.0)
-        talk.wish(Spread(MAIN))
+        talk.wish(BroadcastHead(MAIN))
     assert talk.tasks[1].versions == (0, 1, 2, 3)
     for device in (1, 2):
         talk.hear(Failed(talk.tasks[device].id, "lost"))
@@ -179,7 +179,7 @@ def test_a_task_that_is_lost_lets_all_versions_go():
 def test_only_what_was_sent_can_be_chosen():
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN))
     assert "0 to 1" in talk.answer(1, 1.0, choice=2)["reason"]
     assert talk.pins()
 
@@ -201,7 +201,7 @@ def test_offers_and_broadcasts_are_numbered_in_the_order_they_were_sent():
     task = talk.tasks[1]
     assert (task.lineage, [o.lineage for o in task.offers]) == (MAIN, ["child"])
     talk.answer(0, 1.0)  # version 3
-    talk.wish(Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN))
     assert task.versions == (2, 0, 3)
     assert task.chosen(0).version == 2
     assert (task.chosen(1).lineage, task.chosen(1).version) == ("child", 0)
@@ -215,7 +215,7 @@ def test_offers_and_broadcasts_are_numbered_in_the_order_they_were_sent():
 def test_broadcasts_survive_a_checkpoint():
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(Spread(MAIN))
+    talk.wish(BroadcastHead(MAIN))
     tree, tensors = encode(talk.server.state())
     twin = Talk(0)
     twin.server.restore(decode(json.loads(json.dumps(tree)), storable(tensors)))

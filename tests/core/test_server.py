@@ -7,13 +7,13 @@ from commands import sends
 from latecomer.core.checks import Checks
 from latecomer.core.messages import (
     Arrived,
-    Due,
     Failed,
     Joined,
     Later,
     Left,
     Note,
     Ready,
+    TimerExpired,
     TrainSpec,
     Update,
 )
@@ -191,12 +191,12 @@ def test_timers_reach_the_parts_that_wait_for_them():
         def settle(self, view):
             return ()
 
-        def on_due(self, due, view):
+        def on_timer(self, due, view):
             self.due = due
 
     part = Waiting()
-    make_server(Strategy(merge=part)).handle(Due("epoch", 3))
-    assert part.due == Due("epoch", 3)
+    make_server(Strategy(merge=part)).handle(TimerExpired("epoch", 3))
+    assert part.due == TimerExpired("epoch", 3)
 
 
 def test_coordinates_outside_a_sub_model_stay_bit_unchanged():

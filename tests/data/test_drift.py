@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.drift import Drift, relabelled, rotated, streams, union
-from latecomer.data.federation import Examples, Federation, federate
+from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.errors import BadInput
 
 N = 50  # examples of each device
 
 
-def lay_out(second: Dataset | None = None, devices: int = 4) -> Federation:
+def lay_out(second: Dataset | None = None, devices: int = 4) -> FederatedDataset:
     """Example i has the value i; a device is a subject with N rows in order of time."""
     rows = devices * N
     data = Dataset(

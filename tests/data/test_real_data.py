@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from latecomer.data import extrasensory, uci_har
-from latecomer.data.federation import federate
+from latecomer.data.federated_dataset import federate
 from latecomer.data.options import SourceOptions
 from latecomer.data.sources import load
 

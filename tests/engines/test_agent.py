@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from latecomer.core.messages import Offer, Task, TrainSpec, Use
+from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec
 from latecomer.device.client import LEDGER, Client
 from latecomer.device.disk import DeviceDisk
 from latecomer.device.flat import flat_model
@@ -57,17 +57,17 @@ def test_it_trains_as_the_same_client_does(tmp_path):
 def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, until):
     agent = an_agent(tmp_path)
     task = a_task(spec=replace(SPEC, local_epochs=2))
-    use = Use(0.5, 1.0, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
+    use = ServingSettings(0.5, 1.0, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
     answer = agent.answer(encode_task(task, "s-0", "r", until, use))
     if until:
         answer = agent.answer(encode_go_on(GoOn("s-0", 2)))
     delta = decode_update(answer, task, "s-0").delta
-    own = an_agent(tmp_path).own_model()
+    own = an_agent(tmp_path).load_deployed_model()
     assert own.use == use
     tried = [task.params + part * delta for part in (0.0, 0.125, 0.25, 0.5)]
     assert any(torch.equal(own.params, params) for params in tried)
     asked(agent, "s-1")  # of a server that says nothing of it
-    assert an_agent(tmp_path).own_model().use == Use()
+    assert an_agent(tmp_path).load_deployed_model().use == ServingSettings()
 
 
 def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
@@ -77,10 +77,12 @@ def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
         good = good + Client(0, MODEL, x, y, 1).perform(a_task(params=good)).delta
     task = a_task(offers=(Offer("b", 1, good),))
     agent = an_agent(tmp_path)
-    answer = agent.answer(encode_task(task, "s-0", "r", use=Use(0.0, 1.0, (0.2, 0.3, 0.5), (1.0,))))
+    answer = agent.answer(
+        encode_task(task, "s-0", "r", use=ServingSettings(0.0, 1.0, (0.2, 0.3, 0.5), (1.0,)))
+    )
     assert decode_update(answer, task, "s-0").choice == 1
-    own = agent.own_model()
-    assert own.use == Use(0.0, 1.0)
+    own = agent.load_deployed_model()
+    assert own.use == ServingSettings(0.0, 1.0)
     assert torch.equal(own.params, good)
 
 
@@ -97,8 +99,8 @@ def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monk
 def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path, optimizer):
     agent = an_agent(tmp_path, PRIVATE)
     spec = replace(SPEC, optimizer=optimizer)
-    agent.answer(encode_task(a_task(spec=spec), "s-0", "r", use=Use(keep=1.0)))
-    assert torch.equal(agent.own_model().params, a_task().params)
+    agent.answer(encode_task(a_task(spec=spec), "s-0", "r", use=ServingSettings(keep=1.0)))
+    assert torch.equal(agent.load_deployed_model().params, a_task().params)
 
 
 def test_it_is_known_again_after_a_restart_by_a_key_that_is_not_its_secret(tmp_path):

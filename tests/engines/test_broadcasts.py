@@ -8,7 +8,7 @@ from torch import nn
 
 from latecomer.core.messages import MAIN, Offer, Task, TrainSpec
 from latecomer.core.server import Server
-from latecomer.core.strategy import AtOnce, Mix, Strategy
+from latecomer.core.strategy import ImmediateDispatch, Mix, Strategy
 from latecomer.core.submodel import Submodel, take
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
@@ -18,9 +18,9 @@ from latecomer.engines.virtual import ServerCosts
 from latecomer.fleet.fleet import Fleet, with_lateness
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.strategies.broadcasting import Broadcasting
-from latecomer.strategies.fedasync import polynomial
-from latecomer.strategies.weighting import by_staleness
+from latecomer.strategies.papers.fedasync import polynomial
+from latecomer.strategies.parts.broadcasts import Broadcasting
+from latecomer.strategies.parts.weighting import by_staleness
 from toy import SIZE, ToyRun, ToyTrainer
 
 MODEL = FlatModel(lambda: nn.Linear(2, 2), (2,), 2)
@@ -42,7 +42,7 @@ def server(policy="always", dispatch=None, **options):
     strategy = Strategy(
         weigh=by_staleness(polynomial(0.5), scale=0.6),
         merge=Broadcasting(Mix(), policy, **options),
-        dispatch=dispatch or AtOnce(),
+        dispatch=dispatch or ImmediateDispatch(),
     )
     return Server(MODEL.init(3), strategy, SPEC, seed=7)
 
@@ -269,7 +269,7 @@ def test_sub_models_are_sent_their_part():
     assert not torch.equal(run.server.store.head_params()[untouched], before)  # by device 1
 
 
-class Half(AtOnce):
+class Half(ImmediateDispatch):
     """Dispatch: device 0 carries a part."""
 
     def __init__(self, part):
@@ -407,7 +407,9 @@ def test_a_checkpoint_in_mid_task_gives_the_same(trainer, after):
 def one_at_a_time(policy):
     """All others are idle whenever a model is merged."""
     fleet = Fleet((DeviceProfile(seconds_per_task=1),) * 4, seed=0)
-    run = ToyRun(server(policy, AtOnce(concurrency=1)), fleet, trainer=OneByOne(clients(4)))
+    run = ToyRun(
+        server(policy, ImmediateDispatch(concurrency=1)), fleet, trainer=OneByOne(clients(4))
+    )
     run.until(30)
     return run
 

@@ -23,21 +23,21 @@ from flower_grid import ThreadGrid
 from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
 from latecomer.device.flat import flat_model
-from latecomer.engines.federation import Federation, Patience
+from latecomer.engines.deployment_loop import DeploymentLoop, Timeouts
 from latecomer.engines.flower import (
     MOST_POLLS,
-    GridPost,
+    GridTransport,
     from_records,
     to_records,
 )
 from latecomer.engines.flower_client import client_app, device_name
 from latecomer.engines.virtual import Bounds
-from latecomer.engines.wire import Packed, Parcel, pack, unpack
+from latecomer.engines.wire import Packed, Payload, pack, unpack
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import build_strategy
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
-SOON = Patience(poll=0.05, look=0.05, back_off=0.1)
+SOON = Timeouts(poll=0.05, look=0.05, back_off=0.1)
 
 
 def load_data(context):
@@ -53,7 +53,7 @@ def a_loop(grid, log):
     spec = TrainSpec(local_epochs=1, batch_size=4, lr=0.1)
     server = Server(MODEL.init(1), build_strategy("fedasync", {}), spec, seed=1)
     note = lambda time, note: log.append((note.kind, dict(note.fields)))  # noqa: E731
-    return Federation(server, GridPost(grid, poll=0.01), SOON, on_note=note)
+    return DeploymentLoop(server, GridTransport(grid, poll=0.01), SOON, on_note=note)
 
 
 NODES = {100 + i: {"device-id": f"d{i}"} for i in range(3)}
@@ -61,7 +61,7 @@ TIME = Bounds(updates=12, virtual_seconds=60.0)
 
 
 def test_a_parcel_comes_out_of_records_as_it_went_in():
-    sent = Parcel({"a": 1, "b": "x", "c": True, "d": 0.5}, {"m": 2.0}, pack(torch.randn(3)))
+    sent = Payload({"a": 1, "b": "x", "c": True, "d": 0.5}, {"m": 2.0}, pack(torch.randn(3)))
     got = from_records(to_records(sent))
     assert dict(got.fields) == sent.fields
     assert [type(v) for v in got.fields.values()] == [int, str, bool, float]
@@ -71,7 +71,7 @@ def test_a_parcel_comes_out_of_records_as_it_went_in():
 
 def test_the_array_is_one_that_any_flower_app_can_read():
     vector = torch.randn(3)
-    records = to_records(Parcel({}, array=pack(vector)))
+    records = to_records(Payload({}, array=pack(vector)))
     assert records["arrays"]["model"].numpy().tolist() == [vector.tolist()]
 
 
@@ -150,7 +150,7 @@ def test_a_hostile_reply_is_refused(tmp_path):
         reply = honest(message, context)
         if context.node_id == 101 and message.metadata.message_type == "train":
             told = from_records(reply.content)
-            return Message(to_records(Parcel(told.fields, told.metrics, huge)), reply_to=message)
+            return Message(to_records(Payload(told.fields, told.metrics, huge)), reply_to=message)
         return reply
 
     assert a_loop(ThreadGrid(app, NODES), log).run(TIME) == "updates"
@@ -188,8 +188,8 @@ def test_a_device_without_a_usable_name_says_so(config):
 @pytest.mark.parametrize(("code", "lost"), [(2, False), (3, True), (5, True), (8, False)])
 def test_what_went_astray_is_not_the_devices_fault(code, lost):
     grid = ThreadGrid(lambda message, context: Message(Error(code, "why"), reply_to=message), NODES)
-    post = GridPost(grid, poll=0.01)
-    post.send(100, "train", Parcel({}))
+    post = GridTransport(grid, poll=0.01)
+    post.send(100, "train", Payload({}))
     (found,) = post.collect(post.now() + 10.0)
     assert found.lost == lost
     assert found.parcel is None
@@ -207,9 +207,9 @@ def test_many_open_messages_take_turns():
             return []
 
     grid = Silent(lambda message, context: None, {i: {} for i in range(100)})
-    post = GridPost(grid, poll=0.01)
+    post = GridTransport(grid, poll=0.01)
     for node in grid.nodes:
-        post.send(node, "hello", Parcel({}))
+        post.send(node, "hello", Payload({}))
     time.sleep(0.5)
     grid.asked = 0
     time.sleep(1.0)

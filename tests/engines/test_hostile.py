@@ -7,11 +7,11 @@ import torch
 
 from fake_grid import FakePost, ToyFederation, ToyNode
 from latecomer.core.checks import Checks
-from latecomer.engines import roster
-from latecomer.engines.federation import Federation, Patience
-from latecomer.engines.post import Delivery
+from latecomer.engines import device_registry as roster
+from latecomer.engines.deployment_loop import DeploymentLoop, Timeouts
+from latecomer.engines.transport import Delivery
 from latecomer.engines.virtual import Bounds
-from latecomer.engines.wire import Introduction, Parcel, encode_introduction, pack
+from latecomer.engines.wire import Introduction, Payload, encode_introduction, pack
 from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.profile import DeviceProfile
 from toy import SIZE, toy_server
@@ -82,9 +82,9 @@ def test_names_cannot_be_made_up_without_end(monkeypatch):
 
 
 def test_nodes_that_come_and_go_leave_nothing_behind():
-    run = ToyFederation(patience=Patience(look=0.5))
+    run = ToyFederation(patience=Timeouts(look=0.5))
     for turn in range(30):
-        run.post.answers[1000 + turn] = lambda kind, parcel: Parcel({})
+        run.post.answers[1000 + turn] = lambda kind, parcel: Payload({})
         run.until(virtual_seconds=run.loop.now + 1.0)
         del run.post.answers[1000 + turn]
     run.until(virtual_seconds=run.loop.now + 1.0)
@@ -101,7 +101,7 @@ def times(fast):
         profiles.append(DeviceProfile(seconds_per_task=0.01))
         nodes[5] = ToyNode("flood")
     heard = []
-    loop = Federation(
+    loop = DeploymentLoop(
         toy_server("fedasync"),
         FakePost(Fleet(tuple(profiles), seed=3), nodes),
         on_note=lambda time, note: heard.append((time, note.kind, note.fields.get("device"))),
@@ -122,7 +122,7 @@ def test_a_flood_from_one_node_keeps_nobody_waiting():
 def test_answers_nobody_asked_for_are_not_let_in_however_many():
     run = ToyFederation()
     run.until(5)
-    huge = Parcel({"task": "s-1"}, {"num-examples": 1}, pack(torch.ones(SIZE)))
+    huge = Payload({"task": "s-1"}, {"num-examples": 1}, pack(torch.ones(SIZE)))
     for i in range(2000):
         run.post.again(Delivery(f"made-up-{i}", huge))
     before = run.server.accepted

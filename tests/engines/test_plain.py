@@ -11,9 +11,9 @@ import torch
 from fake_grid import ToyFederation, ToyNode
 from latecomer.core.messages import MAIN, Task, TrainSpec
 from latecomer.core.params import Layout
-from latecomer.engines.plain import PlainFlower, needs_of
-from latecomer.engines.post import Delivery
-from latecomer.engines.wire import Packed, Parcel, pack_one, unpack_one
+from latecomer.engines.plain import PlainFlowerCodec, needs_of
+from latecomer.engines.transport import Delivery
+from latecomer.engines.wire import Packed, Payload, pack_one, unpack_one
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import recipes
 from toy import NETWORK, SIZE, ToyRun, toy_fleet, toy_server
@@ -39,7 +39,7 @@ class PlainNode(ToyNode):
         task = Task(0, self.device, number, MAIN, 0, TrainSpec(), LAYOUT.flatten(tensors))
         update = self.trainer.update(task)
         trained = LAYOUT.unflatten(task.params + update.delta)
-        answer = Parcel(
+        answer = Payload(
             {},
             {"train_loss": 0.5, "num-examples": update.num_examples},
             named={name: pack_one(tensor) for name, tensor in trained.items()},
@@ -50,7 +50,7 @@ class PlainNode(ToyNode):
 def federation(strategy="fedasync", lie=None, **more):
     nodes = {i: PlainNode(f"toy-{i}", device=i) for i in range(5)}
     nodes[BAD].lie = lie
-    return ToyFederation(strategy, nodes, dialect=PlainFlower(LAYOUT), **more)
+    return ToyFederation(strategy, nodes, dialect=PlainFlowerCodec(LAYOUT), **more)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -81,7 +81,7 @@ def test_a_strategy_that_needs_more_is_refused_in_one_line(name):
 
 def test_a_model_of_another_size_is_refused():
     with pytest.raises(BadInput, match="6 values, the layout 3"):
-        ToyFederation(dialect=PlainFlower(Layout(("w",), ((3,),))))
+        ToyFederation(dialect=PlainFlowerCodec(Layout(("w",), ((3,),))))
 
 
 def test_nodes_are_not_asked_who_they_are():
@@ -93,7 +93,9 @@ def test_nodes_are_not_asked_who_they_are():
 
 def test_the_message_says_what_flowers_own_strategies_say():
     spec = TrainSpec(local_epochs=3, batch_size=8, lr=0.2, lr_scale=0.5, prox=0.1)
-    sent = PlainFlower(LAYOUT).encode(Task(7, 3, 2, MAIN, 4, spec, torch.arange(6.0)), "k", "r")
+    sent = PlainFlowerCodec(LAYOUT).encode(
+        Task(7, 3, 2, MAIN, 4, spec, torch.arange(6.0)), "k", "r"
+    )
     assert sent.fields == {"server-round": 5, "lr": 0.1, "local-epochs": 3, "batch-size": 8,
                            "proximal-mu": 0.1}  # fmt: skip
     assert {name: p.shape for name, p in sent.named.items()} == {"weight": (2, 2), "bias": (2,)}
@@ -116,7 +118,7 @@ LIES = {
     "other names": (renamed, "'module.bias' is not"),
     "one more": (bringing(extra=pack_one(torch.ones(2))), "'extra' is not"),
     "one less": (lambda a: replace(a, named={"bias": a.named["bias"]}), "'weight' alone"),
-    "nothing": (lambda a: Parcel({}), "alone"),
+    "nothing": (lambda a: Payload({}), "alone"),
     "another shape": (bringing(weight=pack_one(torch.ones(4))), "'weight': .*shape"),
     "float64": (bringing(bias=pack_one(torch.ones(2).double())), "float64"),
     "no bytes": (bringing(bias=Packed("float32", (2,), b"")), "not what it claims"),
@@ -162,7 +164,7 @@ def test_arrays_by_column_are_read_as_such():
 def test_an_answer_counts_once_and_staleness_is_the_servers_own():
     run = federation()
     run.until(12)
-    answer = run.post.answers[0]("train", PlainFlower(LAYOUT).encode(
+    answer = run.post.answers[0]("train", PlainFlowerCodec(LAYOUT).encode(
         Task(0, 0, 0, MAIN, 99, TrainSpec(), torch.zeros(SIZE)), "k", "r"))  # fmt: skip
     run.post.again(Delivery("m0", answer))
     run.until(20)

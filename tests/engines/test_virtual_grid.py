@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import latecomer
 from latecomer.core.server import Server
 from latecomer.errors import BadInput, RunFailed
-from latecomer.strategies.directed import from_flower
+from latecomer.strategies.parts.flower_rounds import from_flower
 from latecomer.study.runner import resume_run
 
 NAME = "flwr.serverapp.strategy:FedAvg"

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from latecomer.core.messages import Offer, Task, TrainSpec, Update, Use
+from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel
 from latecomer.engines.wire import (
     MOST_METRICS,
     Introduction,
     Packed,
-    Parcel,
+    Payload,
     Refused,
     decode_introduction,
     decode_task,
@@ -63,7 +63,9 @@ def test_a_task_comes_out_as_it_went_in():
         assert torch.equal(ours.params, theirs.params)
 
 
-@pytest.mark.parametrize("use", [None, Use(), Use(0.5, 1, (0.25, 0.75), (1.0, -1.0))])
+@pytest.mark.parametrize(
+    "use", [None, ServingSettings(), ServingSettings(0.5, 1, (0.25, 0.75), (1.0, -1.0))]
+)
 def test_how_a_model_is_used_goes_with_the_task(use):
     assert decode_task(encode_task(a_task(), "s-7", "run 1", use=use), whole).use == use
 
@@ -81,7 +83,7 @@ def test_how_a_model_is_used_goes_with_the_task(use):
     ],
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
-    parcel = encode_task(a_task(), "s-7", use=Use(0.5))
+    parcel = encode_task(a_task(), "s-7", use=ServingSettings(0.5))
     with pytest.raises(Refused, match="must be a"):
         decode_task(replace(parcel, fields={**parcel.fields, **changes}), whole)
 
@@ -114,13 +116,13 @@ def test_a_submodel_travels_by_name():
 def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
     parcel = encode_task(a_task(), "k")
     with pytest.raises(Refused, match=reason):
-        decode_task(Parcel({**parcel.fields, **changes}, array=parcel.array), whole)
+        decode_task(Payload({**parcel.fields, **changes}, array=parcel.array), whole)
 
 
 def test_a_spec_of_an_older_server_has_the_defaults():
     parcel = encode_task(a_task(), "k")
     told = {name: value for name, value in parcel.fields.items() if name != "spec.carry"}
-    assert decode_task(Parcel(told, array=parcel.array), whole).task.spec == a_task().spec
+    assert decode_task(Payload(told, array=parcel.array), whole).task.spec == a_task().spec
 
 
 def test_an_update_comes_out_as_it_went_in():
@@ -200,7 +202,7 @@ def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
     parcel = encode_update(an_update(), "k")
     with pytest.raises(Refused, match=reason):
         decode_update(
-            Parcel({**parcel.fields, **changes}, parcel.metrics, parcel.array), a_task(), "k"
+            Payload({**parcel.fields, **changes}, parcel.metrics, parcel.array), a_task(), "k"
         )
 
 
@@ -209,7 +211,7 @@ def test_a_missing_field_is_named(name):
     parcel = encode_update(an_update(), "k")
     told = {n: value for n, value in parcel.fields.items() if n != name}
     with pytest.raises(Refused, match=name):
-        decode_update(Parcel(told, parcel.metrics, parcel.array), a_task(), "k")
+        decode_update(Payload(told, parcel.metrics, parcel.array), a_task(), "k")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_a_missing_field_is_named(name):
 def test_impossible_metrics_are_refused(metrics):
     parcel = encode_update(an_update(), "k")
     with pytest.raises(Refused):
-        decode_update(Parcel(parcel.fields, metrics, parcel.array), a_task(), "k")
+        decode_update(Payload(parcel.fields, metrics, parcel.array), a_task(), "k")
 
 
 def test_an_introduction_comes_out_as_it_went_in():
@@ -242,4 +244,4 @@ def test_an_introduction_comes_out_as_it_went_in():
 )
 def test_an_introduction_of_the_wrong_form_is_refused(told):
     with pytest.raises(Refused):
-        decode_introduction(Parcel(told))
+        decode_introduction(Payload(told))

@@ -13,10 +13,10 @@ from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.errors import BadInput
-from latecomer.strategies.aso_fed import aso_fed, attended, step_scale
-from latecomer.strategies.merging import Buffer
+from latecomer.strategies.papers.aso_fed import aso_fed, attended, step_scale
+from latecomer.strategies.parts.merging import Buffer
+from latecomer.strategies.parts.weighting import ByShareOfExamples
 from latecomer.strategies.recipe import build_strategy
-from latecomer.strategies.weighting import ByShareOfExamples
 from toy import NETWORK, SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 PLAIN = {"lam": 0.0, "beta": 0.0, "dynamic": False}

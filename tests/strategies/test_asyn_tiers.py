@@ -11,7 +11,7 @@ from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, with_lateness
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.strategies.asyn_tiers import asyn_tiers
+from latecomer.strategies.papers.asyn_tiers import asyn_tiers
 from latecomer.strategies.recipe import build_strategy
 from toy import ToyRun, toy_run, toy_server
 

@@ -5,7 +5,7 @@ import torch
 
 from latecomer.core.messages import Arrived, Joined, Send, TrainSpec, Update
 from latecomer.core.server import Server
-from latecomer.strategies.async_share import async_share
+from latecomer.strategies.papers.async_share import async_share
 from latecomer.strategies.recipe import build_strategy
 
 

@@ -9,8 +9,8 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.ca2fl import Calibrated, ca2fl
-from latecomer.strategies.dispatching import EachItsOwn
+from latecomer.strategies.papers.ca2fl import Calibrated, ca2fl
+from latecomer.strategies.parts.dispatching import EachItsOwn
 from latecomer.strategies.recipe import build_strategy
 
 FIRST = Submodel("first", torch.tensor([0]))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from latecomer.strategies.calibration import FARTHEST, Judged, offsets, unevenness
+from latecomer.strategies.latecomer.calibration import FARTHEST, Judged, offsets, unevenness
 
 ALL = torch.ones(2, dtype=torch.float64)
 

@@ -11,7 +11,7 @@ from latecomer.core.server import Server
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.engines.trainers import OneByOne
-from latecomer.strategies.clusterfl import ByOutputs, mixing
+from latecomer.strategies.papers.clusterfl import ByOutputs, mixing
 from latecomer.strategies.recipe import build_strategy
 from toy import SIZE, ToyRun, toy_fleet, toy_server
 

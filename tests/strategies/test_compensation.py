@@ -14,10 +14,10 @@ from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies import compensation
-from latecomer.strategies.compensation import Compensator
-from latecomer.strategies.dispatching import AtEpochStart
-from latecomer.strategies.inversion import (
+from latecomer.strategies.parts import compensation
+from latecomer.strategies.parts.compensation import Compensator
+from latecomer.strategies.parts.dispatching import AtEpochStart
+from latecomer.strategies.parts.inversion import (
     Effort,
     Sought,
     invert,
@@ -25,10 +25,10 @@ from latecomer.strategies.inversion import (
     reason_not_to_invert,
     replay,
 )
-from latecomer.strategies.merging import Epochs
-from latecomer.strategies.stand_ins import StandIns
-from latecomer.strategies.switching import Switch
-from latecomer.strategies.weighting import by_examples
+from latecomer.strategies.parts.merging import Epochs
+from latecomer.strategies.parts.surrogates import SurrogateUpdates
+from latecomer.strategies.parts.switch_off import Switch
+from latecomer.strategies.parts.weighting import by_examples
 from toy import ToyRun, toy_fleet, toy_server
 
 MODEL = flat_model("mlp", (6,), 3, (8,))
@@ -39,15 +39,15 @@ COUNT = 20
 class Fleet:
     """Three devices that train for real: 0 and 1 on class 0, device 2 on class 1."""
 
-    def __init__(self, stand_in=False, networks=None, **options):
+    def __init__(self, surrogates=False, networks=None, **options):
         options = {"effort": Effort(samples=8, iterations=20), "gate": "off", **options}
         self.compensator = Compensator(**options)
         weigh = by_examples()
-        speak = StandIns(self.compensator, weigh) if stand_in else None
+        speak = SurrogateUpdates(self.compensator, weigh) if surrogates else None
         strategy = Strategy(
             compensate=self.compensator,
             weigh=weigh,
-            merge=Epochs(quorum=0.5, stand_ins=speak),
+            merge=Epochs(quorum=0.5, surrogates=speak),
             dispatch=AtEpochStart(),
             has_epochs=True,
         )
@@ -269,7 +269,7 @@ def test_who_is_far_later_is_repaired_when_it_has_ended_for_others(monkeypatch):
     """Device 2 is judged at a staleness of 1: from 2 on updates are repaired, not before."""
     from latecomer.strategies import judging
 
-    fleet = Fleet(switch=Switch(decay=0.0, spare=2.0), stand_in=True)
+    fleet = Fleet(switch=Switch(decay=0.0, spare=2.0), surrogates=True)
     fleet.epoch()
     fleet.late_word()
     fleet.epoch()
@@ -311,7 +311,7 @@ def _stand_ins(fleet, verdict):
     """What would be said for device 2, if it were away now."""
     server, task = fleet.server, fleet.tasks[2]
     fleet.compensator.judge.verdicts[2] = verdict
-    speak = server.strategy.merge.stand_ins
+    speak = server.strategy.merge.surrogates
     head = server.store.head_params()
     found = speak._words([task], [head], "main", server)
     return [speak._contribution(task, *says, "main", server) for says in found]
@@ -332,36 +332,36 @@ def test_an_update_that_cannot_be_explained_counts_as_it_is(monkeypatch):
 
 
 def test_a_device_that_is_away_has_a_stand_in():
-    fleet = Fleet(stand_in=True)
+    fleet = Fleet(surrogates=True)
     fleet.epoch()
     fleet.late_word()
     fleet.epoch()
     (commit,) = fleet.notes("commit")
-    assert "stand_ins" not in commit  # it has a word of its own in this epoch
+    assert "surrogates" not in commit  # it has a word of its own in this epoch
     assert fleet.tasks[2].version == 2
     head = fleet.server.store.head_params().clone()
     fleet.epoch()
     (commit,) = fleet.notes("commit")
-    assert (commit["updates"], commit["stand_ins"]) == (2, 1)
-    (stand_in,) = replay(MODEL, head, [fleet.compensator.known[2].estimate])
-    expected = head + (fleet.truth(0, head) + fleet.truth(1, head) + stand_in) / 3
+    assert (commit["updates"], commit["surrogates"]) == (2, 1)
+    (surrogates,) = replay(MODEL, head, [fleet.compensator.known[2].estimate])
+    expected = head + (fleet.truth(0, head) + fleet.truth(1, head) + surrogates) / 3
     assert torch.allclose(fleet.server.store.head_params(), expected, atol=1e-6)
 
 
 def test_a_stand_in_that_failed_is_silent():
-    fleet = Fleet(stand_in=True)
+    fleet = Fleet(surrogates=True)
     fleet.epoch()
     fleet.late_word()
     fleet.epoch()
     fleet.compensator.judge.verdicts[2] = "silence"
     for _ in range(3):
         fleet.epoch()
-        assert "stand_ins" not in fleet.notes("commit")[0]
+        assert "surrogates" not in fleet.notes("commit")[0]
 
 
 @pytest.mark.parametrize("switched", [True, False])
 def test_a_stand_in_that_lost_to_the_devices_last_word_repeats_that(switched, monkeypatch):
-    fleet = Fleet(stand_in=True)
+    fleet = Fleet(surrogates=True)
     fleet.epoch()
     word = fleet.truth(2, fleet.tasks[2].params)
     fleet.late_word()
@@ -377,7 +377,7 @@ def test_a_stand_in_that_lost_to_the_devices_last_word_repeats_that(switched, mo
 
 
 def test_nobody_speaks_for_ever_for_a_device_that_never_comes_back():
-    fleet = Fleet(stand_in=True)
+    fleet = Fleet(surrogates=True)
     for _ in range(3):
         fleet.epoch()
     fleet.late_word()
@@ -385,7 +385,7 @@ def test_nobody_speaks_for_ever_for_a_device_that_never_comes_back():
     spoken = []
     for _ in range(20):
         fleet.epoch()
-        spoken.append(fleet.notes("commit")[0].get("stand_ins", 0))
+        spoken.append(fleet.notes("commit")[0].get("surrogates", 0))
     # It had been away for 3 epochs: after twice as many there is silence.
     assert spoken == [1] * 7 + [0] * 13
 
@@ -486,7 +486,7 @@ def test_a_sub_model_is_repaired_in_its_own_coordinates():
 @pytest.mark.parametrize("name", ["feddc", "feddc-fedasync", "feddc-fedbuff"])
 def test_resume_with_a_compensation_in_flight(name):
     def fresh():
-        more = {"stand_in": True} if name == "feddc" else {"min_ratio": 0.0}
+        more = {"surrogates": True} if name == "feddc" else {"min_ratio": 0.0}
         options = {"gate": "off", "server_gflops": 1e-7, **more}
         return ToyRun(toy_server(name, options), toy_fleet())
 

@@ -7,7 +7,7 @@ from commands import sends
 from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
-from latecomer.strategies.fadas import fadas
+from latecomer.strategies.papers.fadas import fadas
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
 

@@ -10,7 +10,7 @@ from latecomer.core.messages import Arrived, Contribution, Joined, Task, TrainSp
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.fedopt import (
+from latecomer.strategies.papers.fedopt import (
     ServerOptimiser,
     adam,
     fedadagrad,
@@ -19,7 +19,7 @@ from latecomer.strategies.fedopt import (
     fedyogi,
     momentum,
 )
-from latecomer.strategies.merging import Buffer
+from latecomer.strategies.parts.merging import Buffer
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from commands import sends
-from latecomer.core.messages import Arrived, Due, Failed, Joined, Later, TrainSpec, Update
+from latecomer.core.messages import Arrived, Failed, Joined, Later, TimerExpired, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, with_lateness
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.strategies.fedsea import fedsea, fitting_epochs, sync_point
+from latecomer.strategies.papers.fedsea import fedsea, fitting_epochs, sync_point
 from latecomer.strategies.recipe import build_strategy
 from toy import ToyRun, toy_fleet, toy_run, toy_server
 
@@ -63,7 +63,7 @@ def test_three_rounds_by_hand():
     # Round 2, at 3 s. 0 and 1 are predicted after 2 and 3 s, 2 is unknown: two in 3 s.
     a, b = sends(commands)
     assert [task.spec.local_epochs for task in (a, b)] == [2, 2]
-    assert timers(commands) == [(3.3, Due("sync", 1))]
+    assert timers(commands) == [(3.3, TimerExpired("sync", 1))]
     server.handle(answer(c, 4.0, seconds=4.0))  # sent at 0, so this is at 4 s
     commands = server.handle(answer(a, 1.0, seconds=2.0))  # at 5 s
     # 2 counts in one round of two, 0 in both: weights 2 and 1.
@@ -73,7 +73,7 @@ def test_three_rounds_by_hand():
     assert (slow.device, slow.spec.local_epochs) == (2, 1)
     assert (fast.device, fast.spec.local_epochs) == (0, 2)
     # 1 is out since 3 s and due in 1 s, 0 and 2 in 2 s: all three in 2 s.
-    assert timers(commands) == [(2.2, Due("sync", 2))]
+    assert timers(commands) == [(2.2, TimerExpired("sync", 2))]
     server.handle(answer(b, 0.0, seconds=3.0), answer(fast, 0.0, seconds=2.0))
     assert server.store.commits == 2
     server.handle(answer(slow, 0.0, seconds=2.0))
@@ -85,7 +85,7 @@ def known_pair(**options):
     server, commands = serve(devices=2, quorum=1.0, slack=0.5, **options)
     a, b = sends(commands)
     commands = server.handle(answer(a, 0.0, seconds=1.0), answer(b, 0.0, seconds=1.0))
-    assert timers(commands) == [(1.5, Due("sync", 1))]
+    assert timers(commands) == [(1.5, TimerExpired("sync", 1))]
     return server, *sends(commands)
 
 
@@ -93,10 +93,10 @@ def test_a_round_ends_when_its_time_is_over():
     server, a, b = known_pair()
     server.handle(answer(a, 1.0, seconds=1.0))
     assert server.store.commits == 1
-    commands = server.handle(Due("sync", 1))
+    commands = server.handle(TimerExpired("sync", 1))
     assert server.store.commits == 2
     # Now at 2.5 s. 1 is overdue by half a second, of 1.5 in all: expected in as long again.
-    assert timers(commands) == [(1.5 * 1.5, Due("sync", 2))]
+    assert timers(commands) == [(1.5 * 1.5, TimerExpired("sync", 2))]
     server.handle(answer(b, 3.0, seconds=2.0))
     assert server.store.commits == 2
     (a,) = sends(commands)
@@ -108,13 +108,13 @@ def test_an_old_timer_does_not_end_a_new_round():
     server, a, b = known_pair()
     a, b = sends(server.handle(answer(a, 1.0, seconds=1.0), answer(b, 1.0, seconds=1.0)))
     server.handle(answer(a, 1.0, seconds=1.0))
-    server.handle(Due("sync", 1))
+    server.handle(TimerExpired("sync", 1))
     assert server.store.commits == 2
 
 
 def test_a_time_that_is_over_with_nobody_back_waits_for_the_first():
     server, _, b = known_pair()
-    server.handle(Due("sync", 1))
+    server.handle(TimerExpired("sync", 1))
     assert server.store.commits == 1
     server.handle(answer(b, 4.0, seconds=9.0))
     assert head(server) == 4.0

@@ -8,7 +8,7 @@ from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.first_order import first_order, taylor
+from latecomer.strategies.papers.first_order import first_order, taylor
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
 

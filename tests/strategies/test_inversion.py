@@ -11,7 +11,7 @@ from latecomer.core.codec import decode, encode
 from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.inversion import (
+from latecomer.strategies.parts.inversion import (
     Effort,
     Sought,
     effective_rate,

@@ -10,8 +10,8 @@ from latecomer.core.messages import TrainSpec
 from latecomer.data.sources import load
 from latecomer.device.flat import flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.inversion import Effort, Sought, effective_rate, invert, largest
-from latecomer.strategies.labels import label_shares
+from latecomer.strategies.parts.inversion import Effort, Sought, effective_rate, invert, largest
+from latecomer.strategies.parts.labels import label_shares
 
 STEP = TrainSpec(local_epochs=1, batch_size=1, lr=0.1, momentum=0.0)
 SAMPLES = 6

@@ -14,8 +14,8 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.server import Server
-from latecomer.strategies.fedasync import fedasync
-from latecomer.strategies.fedbuff import fedbuff
+from latecomer.strategies.papers.fedasync import fedasync
+from latecomer.strategies.papers.fedbuff import fedbuff
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
 

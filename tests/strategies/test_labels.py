@@ -7,7 +7,7 @@ from torch import nn
 from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.labels import label_shares, output_bias, spread
+from latecomer.strategies.parts.labels import label_shares, output_bias, spread
 
 LINEAR = FlatModel(lambda: nn.Linear(2, 2), (2,), 2)
 

@@ -8,7 +8,7 @@ from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 OFF = {
     "repair": False,
-    "stand_in": False,
+    "surrogates": False,
     "clusters": 1,
     "broadcast": False,
     "clip": 0.0,

@@ -3,8 +3,8 @@
 import pytest
 
 from latecomer.core.messages import Joined, Send
-from latecomer.strategies import compensation
-from latecomer.strategies.switching import Switch
+from latecomer.strategies.parts import compensation
+from latecomer.strategies.parts.switch_off import Switch
 from toy import ToyRun, toy_fleet, toy_server
 
 
@@ -24,7 +24,7 @@ def heads(name, updates=60, **options):
         (("fedasync", {"decay": "hinge", "b": 1e9}), ("fedasync", {"decay": "constant"})),
         (("fedbuff", {"p": 0.0}), ("fedbuff", {"decay": "constant"})),
         (("feddc", {"min_staleness": 10**9}), ("semi-async", {})),
-        (("feddc", {"min_staleness": 10**9, "stand_in": True}), ("semi-async", {})),
+        (("feddc", {"min_staleness": 10**9, "surrogates": True}), ("semi-async", {})),
         (("feddc-fedasync", {"min_staleness": 10**9}), ("fedasync", {})),
         (("feddc-fedasync", {"min_ratio": 1e9}), ("fedasync", {})),
         (("feddc-fedbuff", {"min_staleness": 10**9}), ("fedbuff", {})),

@@ -5,20 +5,20 @@ import torch
 from commands import sends
 from latecomer.core.messages import (
     Arrived,
-    Due,
     Failed,
     Joined,
     Later,
     Note,
+    TimerExpired,
     TrainSpec,
     Update,
 )
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.fedasync import fedasync
-from latecomer.strategies.fedavg import fedavg
-from latecomer.strategies.fedbuff import fedbuff
-from latecomer.strategies.semi_async import semi_async
+from latecomer.strategies.papers.fedasync import fedasync
+from latecomer.strategies.papers.fedavg import fedavg
+from latecomer.strategies.papers.fedbuff import fedbuff
+from latecomer.strategies.papers.semi_async import semi_async
 
 
 def serve(strategy, start=(0.0, 0.0)):
@@ -79,7 +79,7 @@ def test_an_old_timer_does_not_close_a_new_round():
     a, b = sends(server.handle(Joined(0), Joined(1)))
     a, b = sends(server.handle(answer(a, 1.0, 1.0), answer(b, 1.0, 1.0)))
     server.handle(answer(a, 1.0, 1.0))
-    server.handle(Due("epoch", 0))
+    server.handle(TimerExpired("epoch", 0))
     assert server.store.commits == 1
 
 

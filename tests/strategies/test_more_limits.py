@@ -8,7 +8,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Commit, Strategy
 from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.strategies.weighting import by_staleness, constant
+from latecomer.strategies.parts.weighting import by_staleness, constant
 from toy import ToyRun, toy_fleet, toy_run
 
 

@@ -13,10 +13,10 @@ from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import make_fleet
-from latecomer.strategies.merging import Buffer
-from latecomer.strategies.paflm import freshness, paflm
+from latecomer.strategies.papers.paflm import freshness, paflm
+from latecomer.strategies.parts.merging import Buffer
+from latecomer.strategies.parts.weighting import ByShareOfExamples
 from latecomer.strategies.recipe import build_strategy
-from latecomer.strategies.weighting import ByShareOfExamples
 
 DEVICES = 6
 

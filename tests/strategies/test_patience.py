@@ -9,8 +9,8 @@ from latecomer.core.messages import MAIN, Arrived, Joined, Send, TrainSpec, Upda
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.branches import Branches
-from latecomer.strategies.dispatching import WhenReady
+from latecomer.strategies.parts.clustering import Clustering
+from latecomer.strategies.parts.dispatching import WhenReady
 
 HALF = Submodel("half", torch.tensor([0]))
 
@@ -19,7 +19,7 @@ class Fleet:
     """Devices that answer all at once, each with its judgement where it was asked for one."""
 
     def __init__(self, devices=6, submodels=None, **options):
-        self.branches = Branches(1, 4, every=1, turns=1.0, **{"listen": 1, **options})
+        self.branches = Clustering(1, 4, every=1, turns=1.0, **{"listen": 1, **options})
         strategy = Strategy(route=self.branches, dispatch=WhenReady(self.branches))
         self.server = Server(torch.zeros(2), strategy, TrainSpec(feedback=True))
         joined = [Joined(d, (submodels or {}).get(d)) for d in range(devices)]

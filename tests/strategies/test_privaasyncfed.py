@@ -12,7 +12,7 @@ from latecomer.device.networks import Networks, build_networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, VirtualEngine
-from latecomer.strategies.fitting import declared_levels
+from latecomer.strategies.parts.submodel_levels import declared_levels
 from latecomer.strategies.recipe import build_strategy, recipes
 from toy import toy_fleet, toy_run
 

@@ -9,9 +9,8 @@ from latecomer.core.messages import Arrived, Contribution, Joined, Task, TrainSp
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.fedbuff import fedbuff
-from latecomer.strategies.recipe import build_strategy
-from latecomer.strategies.robust import (
+from latecomer.strategies.papers.fedbuff import fedbuff
+from latecomer.strategies.papers.robust import (
     Votes,
     clip,
     krum,
@@ -23,7 +22,8 @@ from latecomer.strategies.robust import (
     trimmed_mean,
     votes_of,
 )
-from latecomer.strategies.semi_async import semi_async
+from latecomer.strategies.papers.semi_async import semi_async
+from latecomer.strategies.recipe import build_strategy
 
 RULES = ["median", "trimmed-mean", "krum", "multi-krum", "clip"]
 

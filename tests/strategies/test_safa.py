@@ -6,11 +6,11 @@ import torch
 from commands import sends
 from latecomer.core.messages import (
     Arrived,
-    Due,
     Failed,
     Joined,
     Later,
     Note,
+    TimerExpired,
     TrainSpec,
     Update,
 )
@@ -20,8 +20,8 @@ from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, with_lateness
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.strategies.papers.safa import safa
 from latecomer.strategies.recipe import build_strategy
-from latecomer.strategies.safa import safa
 from toy import ToyRun, toy_fleet, toy_run, toy_server
 
 
@@ -123,22 +123,22 @@ def test_the_entry_of_a_deprecated_device_becomes_the_global_model():
 def test_a_round_waits_for_those_it_has_not_picked_until_the_timeout():
     server, commands = serve(quorum=0.5, timeout=60.0)
     (timer,) = [c for c in commands if isinstance(c, Later)]
-    assert (timer.seconds, timer.event) == (60.0, Due("epoch", 0))
+    assert (timer.seconds, timer.event) == (60.0, TimerExpired("epoch", 0))
     a, b, *_ = sends(commands)
     server.handle(answer(a, 1.0))
     a, b = sends(server.handle(answer(b, 1.0)))
     server.handle(answer(a, 0.0), answer(b, 0.0))
     assert server.store.commits == 1  # 2 and 3 may still come
-    server.handle(Due("epoch", 0))
+    server.handle(TimerExpired("epoch", 0))
     assert server.store.commits == 1  # the timer of a round that is over
-    assert len(sends(server.handle(Due("epoch", 1)))) == 2
+    assert len(sends(server.handle(TimerExpired("epoch", 1)))) == 2
     assert server.store.commits == 2
 
 
 def test_a_timeout_with_nobody_back_waits_for_the_first():
     server, commands = serve(devices=2, quorum=1.0, timeout=60.0)
     _, b = sends(commands)
-    server.handle(Due("epoch", 0))
+    server.handle(TimerExpired("epoch", 0))
     assert server.store.commits == 0
     server.handle(answer(b, 2.0))
     assert head(server) == [2.0]

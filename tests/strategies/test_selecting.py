@@ -21,11 +21,11 @@ from latecomer.core.messages import (
 )
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
-from latecomer.strategies.fedavg import fedavg
-from latecomer.strategies.fedprox import fedprox
-from latecomer.strategies.oort import oort
+from latecomer.strategies.papers.fedavg import fedavg
+from latecomer.strategies.papers.fedprox import fedprox
+from latecomer.strategies.papers.oort import oort
+from latecomer.strategies.parts.selecting import Oort, percentile, statistical_utility
 from latecomer.strategies.recipe import build_strategy
-from latecomer.strategies.selecting import Oort, percentile, statistical_utility
 from toy import ToyRun, toy_fleet, toy_run, toy_server
 
 SELECTING = ["fedavg", "fedprox", "semi-async", "weighted", "unstale"]

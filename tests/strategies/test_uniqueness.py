@@ -5,7 +5,7 @@ import torch
 
 from latecomer.core.messages import Contribution, Task, TrainSpec, Update
 from latecomer.core.store import ModelStore
-from latecomer.strategies.uniqueness import PEERS, Peers, is_unique, sketch
+from latecomer.strategies.parts.uniqueness import PEERS, Peers, is_unique, sketch
 
 EAST, NORTH, UP = torch.eye(3)
 

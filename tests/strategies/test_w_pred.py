@@ -8,8 +8,8 @@ from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
+from latecomer.strategies.papers.w_pred import w_pred
 from latecomer.strategies.recipe import build_strategy
-from latecomer.strategies.w_pred import w_pred
 from toy import toy_run
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from latecomer.core.messages import Contribution, Task, TrainSpec, Update
-from latecomer.strategies.fedasync import fedasync
-from latecomer.strategies.fedbuff import fedbuff
-from latecomer.strategies.semi_async import weighted
-from latecomer.strategies.weighting import constant, hinge, polynomial, sigmoid
+from latecomer.strategies.papers.fedasync import fedasync
+from latecomer.strategies.papers.fedbuff import fedbuff
+from latecomer.strategies.papers.semi_async import weighted
+from latecomer.strategies.parts.weighting import constant, hinge, polynomial, sigmoid
 
 
 def stale(staleness: int, examples: int = 10) -> Contribution:

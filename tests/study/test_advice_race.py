@@ -25,7 +25,7 @@ from latecomer.study.advice.race import (
 )
 from latecomer.study.advice.remedies import Suggestion
 from latecomer.study.advice.subject import Subject, subject
-from latecomer.study.advice.telling import (
+from latecomer.study.advice.wording import (
     edge_line,
     lines,
     race_opening,

@@ -17,7 +17,7 @@ from latecomer.study.advice.remedies import (
     suggest,
 )
 from latecomer.study.advice.rules import RULES, judge
-from latecomer.study.advice.telling import CALLED
+from latecomer.study.advice.wording import CALLED
 from latecomer.study.config import with_settings
 
 CALM = Scenario(devices=100, examples=50, epochs=80, age=1.0)
@@ -149,7 +149,7 @@ def test_late_data_are_repaired_by_how_late_they_are() -> None:
     assert names(of(LATE))[:2] == ["feddc", "feddc-fedbuff"]
     assert names(of(replace(LATE, age_behind=9.9)))[0] == "feddc-fedbuff"
     away = suggest(judge(facts := of(replace(LATE, busy=True))), facts, recipes())
-    assert {"stand_in": True} in [s.options for s in away if s.name == "feddc"]
+    assert {"surrogates": True} in [s.options for s in away if s.name == "feddc"]
 
 
 def test_the_flagship_leads_where_it_is_registered_and_never_alone() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fake_grid import FakePost, ToyNode
-from latecomer.engines.federation import Patience
+from latecomer.engines.deployment_loop import Timeouts
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.deployed import Deployment
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deployed") / "run"
     nodes = {i: ToyNode(f"toy-{i}") for i in range(5)}
     nodes |= {1: Odd("toy-1"), 2: Silent("toy-2"), 7: lambda kind, parcel: "it raised"}
-    patience = Patience(overdue=8.0, back_off=2.0)
+    patience = Timeouts(overdue=8.0, back_off=2.0)
     for updates in (30, 60):
         server = toy_server("echopfl", {"broadcast": "always"})
         post = FakePost(toy_fleet(), nodes)

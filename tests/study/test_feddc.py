@@ -65,9 +65,9 @@ def test_no_estimate_leaves_the_server(runs):
 def test_away_devices_have_stand_ins(tmp_path):
     fleet = {"devices": 20, "late": {"classes": [5], "devices": 20, "delay": 8, "kind": "busy"}}
     plain = run(tmp_path / "plain", "feddc", {"fleet": fleet})
-    spoken_for = run(tmp_path / "stand-ins", "feddc", {"fleet": fleet}, stand_in=True)
+    spoken_for = run(tmp_path / "stand-ins", "feddc", {"fleet": fleet}, surrogates=True)
     assert affected(spoken_for) > affected(plain) + 0.2
-    assert spoken_for.events["stand_ins"].sum() > 0
+    assert spoken_for.events["surrogates"].sum() > 0
 
 
 def test_adam_is_warned_of(tmp_path):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from latecomer.core.strategy import ServerView
 from latecomer.core.submodel import take
-from latecomer.data.federation import Examples
+from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
-from latecomer.device.personal import class_offset
-from latecomer.strategies.labels import output_bias
+from latecomer.device.personalisation import class_prior_offset
+from latecomer.strategies.parts.labels import output_bias
 from latecomer.study.config import Config
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
@@ -97,7 +97,7 @@ def test_a_device_is_measured_with_its_own_change_and_its_own_mix(experiment: Ex
         network = experiment.networks(submodel)
         assert network is not None
         test, train = experiment.test_of(device), experiment.train_of(device)
-        sent, offset = take(head, submodel), class_offset(train.y, 10)
+        sent, offset = take(head, submodel), class_prior_offset(train.y, 10)
         change = changes.get(device, torch.zeros(len(sent)))
         tried = [sent + share * change for share in (0.0, 0.125, 0.25, 0.5)]
         with torch.no_grad():

@@ -12,11 +12,11 @@ import pytest
 from latecomer.errors import BadInput
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
+from latecomer.study.view.compensation import repairs
 from latecomer.study.view.devices import accuracy_of_all, device_table, widths
 from latecomer.study.view.history import Follower, History, read_history
 from latecomer.study.view.panels import MOST_POINTS, Lanes, Panel, short, thinned
 from latecomer.study.view.privacy import privacy
-from latecomer.study.view.repairs import repairs
 from latecomer.study.view.run_document import budget_of
 from latecomer.study.view.staleness import staleness, staleness_of_all
 from latecomer.study.view.timeline import Fleet, spans_of, state_shares, timeline

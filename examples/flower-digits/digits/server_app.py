@@ -9,7 +9,7 @@ from digits.task import accuracy, model
 from latecomer import Server, build_strategy
 from latecomer.core.messages import TrainSpec
 from latecomer.device.networks import Networks
-from latecomer.engines.flower import GridPost
+from latecomer.engines.flower import GridTransport
 from latecomer.engines.virtual import Bounds
 from latecomer.study.deployed import serve
 from latecomer.study.scores import Scores
@@ -26,6 +26,6 @@ def main(grid: Grid, context: Context) -> None:
     server = Server(networks.whole.init(seed), strategy, spec, seed=seed, networks=networks)
     bounds = Bounds(updates=int(config["updates"]))
     scores = Scores(folder, lambda params: {"accuracy": accuracy(networks.whole, params)})
-    reason = serve(GridPost(grid), server, folder, bounds, networks, on_commit=scores)
+    reason = serve(GridTransport(grid), server, folder, bounds, networks, on_commit=scores)
     print(f"ended by {reason}: {server.accepted} updates, {server.store.commits} versions")
     print(f"accuracy {scores.final(server)['accuracy']:.3f}")

@@ -10,8 +10,8 @@ from latecomer import Server, build_strategy
 from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
-from latecomer.engines.flower import GridPost
-from latecomer.engines.plain import PlainFlower
+from latecomer.engines.flower import GridTransport
+from latecomer.engines.plain import PlainFlowerCodec
 from latecomer.engines.virtual import Bounds
 from latecomer.study.deployed import serve
 from plain.task import Net, test_data
@@ -26,12 +26,12 @@ def main(grid: Grid, context: Context) -> None:
     spec = TrainSpec(int(config["local-epochs"]), lr=float(config["learning-rate"]))
     server = Server(network.init(1), build_strategy(str(config["strategy"])), spec)
     reason = serve(
-        GridPost(grid),
+        GridTransport(grid),
         server,
         Path(str(config["folder"])),
         Bounds(updates=int(config["updates"])),
         Networks(network),
-        dialect=PlainFlower(network.layout),
+        dialect=PlainFlowerCodec(network.layout),
     )
     x, y = test_data()
     with torch.no_grad():

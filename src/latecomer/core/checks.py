@@ -16,7 +16,7 @@ LARGEST_METRIC = 1e300
 LARGEST_NOISE = 1e6  # its square must stay a number
 
 
-class Usual:
+class LargestMedian:
     """How large a quantity usually is: the largest median that its last `window` values ever had.
 
     A median cannot be walked upwards by a few devices, and keeping its largest value leaves room
@@ -86,7 +86,7 @@ class Checks:
         self.norm_ratio, self.examples_ratio = norm_ratio, examples_ratio
         self.most_examples = most_examples
         of_each = votes or window
-        self._norms, self._examples = (Usual(window, warmup, of_each) for _ in range(2))
+        self._norms, self._examples = (LargestMedian(window, warmup, of_each) for _ in range(2))
 
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
         """Why this update must not touch the model, or None; an accepted one is remembered."""

@@ -28,7 +28,7 @@ _KNOWN: dict[str, type] = {
         messages.Arrived,
         messages.Failed,
         messages.Ready,
-        messages.Due,
+        messages.TimerExpired,
         messages.Received,
         Submodel,
     )

@@ -44,7 +44,7 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ServingSettings:
     """How a device makes a model its own, as far as only the server knows (`device.personal`).
 
     It puts up to `keep` of its own last change on top, adds `offset` to the outputs, and allows for
@@ -229,7 +229,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class TimerExpired:
     """A timer that the server set for itself with `Later`."""
 
     name: str
@@ -246,7 +246,7 @@ class Received:
     usable: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-Event = Joined | Left | Arrived | Failed | Ready | Due | Received
+Event = Joined | Left | Arrived | Failed | Ready | TimerExpired | Received
 
 
 # Commands: what the server asks of the engine.
@@ -268,7 +268,7 @@ class Later(NamedTuple):
     """Hand `event` back after `seconds`; the server goes on meanwhile."""
 
     seconds: float
-    event: Ready | Due
+    event: Ready | TimerExpired
 
 
 class Stop(NamedTuple):

@@ -14,7 +14,6 @@ from latecomer.core.messages import (
     Broadcast,
     Command,
     Contribution,
-    Due,
     Event,
     Failed,
     Joined,
@@ -25,10 +24,11 @@ from latecomer.core.messages import (
     Ready,
     Received,
     Send,
+    ServingSettings,
     Task,
+    TimerExpired,
     TrainSpec,
     Update,
-    Use,
     wire_bytes,
 )
 from latecomer.core.pool import Pool
@@ -36,13 +36,13 @@ from latecomer.core.store import ModelStore
 from latecomer.core.strategy import (
     Absorb,
     Assignment,
+    BroadcastHead,
     Commit,
+    DelayedCompensation,
     Drop,
-    Finishes,
     FollowsLineages,
     Refines,
     Split,
-    Spread,
     Strategy,
     Tells,
     WaitsForTimer,
@@ -102,7 +102,7 @@ class Server:
         own = self.strategy.own
         return self.store.head_params(lineage) if own is None else own.as_sent(lineage, self)
 
-    def use(self, lineage: str) -> Use | None:
+    def use(self, lineage: str) -> ServingSettings | None:
         """What a device must know to use the newest model of a lineage."""
         own = self.strategy.own
         return None if own is None else own.use(lineage, self)
@@ -130,7 +130,7 @@ class Server:
                     self.idle.discard(device)
                 case Failed(task_id, reason):
                     self._failed(task_id, reason, out)
-                case Due():
+                case TimerExpired():
                     self._due(event)
                 case Received(usable):
                     self._let_go(usable)
@@ -209,7 +209,7 @@ class Server:
         counted = self.store.staleness(task.version, contribution.lineage)
         staleness = max(counted, contribution.staleness)
         told = NOTHING
-        if isinstance(part, Finishes):
+        if isinstance(part, DelayedCompensation):
             contribution, told = part.finish(replace(contribution, staleness=staleness), self)
         self._merge("compensation", contribution, staleness, out, told)
 
@@ -271,11 +271,11 @@ class Server:
             "version": version,
             "updates": commit.contributions,
         }
-        if commit.stand_ins:
-            fields["stand_ins"] = commit.stand_ins
+        if commit.surrogates:
+            fields["surrogates"] = commit.surrogates
         out.append(Note("commit", fields))
 
-    def _refine(self, wish: Split | Absorb | Spread, out: list[Command]) -> None:
+    def _refine(self, wish: Split | Absorb | BroadcastHead, out: list[Command]) -> None:
         match wish:
             case Split(parent, child, devices):
                 self.fork(parent, child)
@@ -287,7 +287,7 @@ class Server:
                 self.absorb(into, gone)
                 why = {"reason": reason} if reason else {}
                 out.append(Note("merge", {"lineage": gone, "into": into, **why}))
-            case Spread(lineage, devices):
+            case BroadcastHead(lineage, devices):
                 self._spread(lineage, devices, out)
 
     def _spread(self, lineage: str, devices: frozenset[int] | None, out: list[Command]) -> None:
@@ -330,10 +330,10 @@ class Server:
             del self.working[task.device]
         out.append(Note("drop", {"device": task.device, "task": task_id, "reason": reason}))
 
-    def _due(self, due: Due) -> None:
+    def _due(self, due: TimerExpired) -> None:
         for part in self.strategy.slots.values():
             if isinstance(part, WaitsForTimer):
-                part.on_due(due, self)
+                part.on_timer(due, self)
 
     def _close(self, task: Task) -> None:
         del self.open_tasks[task.id]

@@ -11,13 +11,13 @@ from torch import Tensor
 from latecomer.core.messages import (
     MAIN,
     Contribution,
-    Due,
     Later,
     Note,
+    ServingSettings,
     Stop,
     Task,
+    TimerExpired,
     TrainSpec,
-    Use,
 )
 from latecomer.core.params import CHUNK, chunks
 from latecomer.core.pool import Pool
@@ -56,7 +56,7 @@ class Commit(NamedTuple):
     lineage: str
     params: Tensor
     contributions: int
-    stand_ins: int = 0
+    surrogates: int = 0
 
 
 class Drop(NamedTuple):
@@ -65,7 +65,7 @@ class Drop(NamedTuple):
     reason: str
 
 
-class Repaired(NamedTuple):
+class Compensated(NamedTuple):
     """A compensated contribution, and what its line in the log tells of the repair."""
 
     contribution: Contribution
@@ -104,7 +104,7 @@ class Absorb(NamedTuple):
     reason: str = ""
 
 
-class Spread(NamedTuple):
+class BroadcastHead(NamedTuple):
     """Broadcast the head of a lineage to those who work on an older version: all, or these."""
 
     lineage: str
@@ -112,7 +112,7 @@ class Spread(NamedTuple):
 
 
 Route = Callable[[Contribution, ServerView], str]
-Compensate = Callable[[Contribution, ServerView], Contribution | Repaired | Later]
+Compensate = Callable[[Contribution, ServerView], Contribution | Compensated | Later]
 Weigh = Callable[[Contribution, ServerView], float]
 Dispatch = Callable[[ServerView], Iterable[Assignment | Later | Stop]]
 
@@ -137,16 +137,16 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class WaitsForTimer(Protocol):
-    """A part that set a timer with `Later(seconds, Due(...))`."""
+    """A part that set a timer with `Later(seconds, TimerExpired(...))`."""
 
-    def on_due(self, due: Due, view: ServerView) -> None: ...
+    def on_timer(self, due: TimerExpired, view: ServerView) -> None: ...
 
 
 @runtime_checkable
-class Finishes(Protocol):
+class DelayedCompensation(Protocol):
     """A compensation that took time: brings the contribution to the head of the moment it ends."""
 
-    def finish(self, contribution: Contribution, view: ServerView) -> Repaired: ...
+    def finish(self, contribution: Contribution, view: ServerView) -> Compensated: ...
 
 
 @runtime_checkable
@@ -163,7 +163,7 @@ class Refines(Protocol):
     One that never broadcasts says so with `broadcasts = False`.
     """
 
-    def refine(self, view: ServerView) -> Iterable[Split | Absorb | Spread]: ...
+    def refine(self, view: ServerView) -> Iterable[Split | Absorb | BroadcastHead]: ...
 
 
 @runtime_checkable
@@ -174,7 +174,7 @@ class FollowsLineages(Protocol):
     def on_absorb(self, into: str, gone: str) -> None: ...
 
 
-class Owns(Protocol):
+class Personalises(Protocol):
     """How a model is made fit for use, and devices make it their own (`device.personal`).
 
     `calibrated` is the newest model of a lineage as it is to be used; it is trained as it is.
@@ -189,24 +189,24 @@ class Owns(Protocol):
     def change(self, device: int) -> Tensor | None: ...
     def calibrated(self, lineage: str, view: ServerView) -> Tensor: ...
     def as_sent(self, lineage: str, view: ServerView) -> Tensor: ...
-    def use(self, lineage: str, view: ServerView) -> Use: ...
+    def use(self, lineage: str, view: ServerView) -> ServingSettings: ...
     def expected(self, devices: Sequence[int], classes: int) -> Tensor | None: ...
 
 
 # The plain defaults.
 
 
-def stay_home(contribution: Contribution, view: ServerView) -> str:
+def same_lineage(contribution: Contribution, view: ServerView) -> str:
     """Route: the lineage the device was sent a model of, or what has absorbed it."""
     return contribution.lineage
 
 
-def as_it_is(contribution: Contribution, view: ServerView) -> Contribution:
+def no_compensation(contribution: Contribution, view: ServerView) -> Contribution:
     """Compensate: not at all."""
     return contribution
 
 
-def in_full(contribution: Contribution, view: ServerView) -> float:
+def full_weight(contribution: Contribution, view: ServerView) -> float:
     """Weigh: 1 for everybody."""
     return 1.0
 
@@ -245,7 +245,7 @@ class Mix:
         return ()
 
 
-class AtOnce:
+class ImmediateDispatch:
     """Dispatch: every waiting device gets a task at once, at most `concurrency` working (0: all).
 
     Which of the waiting go first is random, drawn anew for every version.
@@ -279,16 +279,16 @@ class Strategy:
     """
 
     name: str = "custom"
-    route: Route = stay_home
-    compensate: Compensate = as_it_is
-    weigh: Weigh = in_full
+    route: Route = same_lineage
+    compensate: Compensate = no_compensation
+    weigh: Weigh = full_weight
     merge: Merge = field(default_factory=Mix)
-    dispatch: Dispatch = field(default_factory=AtOnce)
+    dispatch: Dispatch = field(default_factory=ImmediateDispatch)
     prepare: Callable[[TrainSpec], TrainSpec] = same_spec
     has_epochs: bool = False
     personal: bool = False
     needs: str = ""
-    own: Owns | None = None
+    own: Personalises | None = None
 
     @property
     def slots(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latecomer.data.federation import ClientData, Examples, Federation
+from latecomer.data.federated_dataset import ClientData, Examples, FederatedDataset
 
 KINDS = ("none", "grow", "replace", "transition", "shift")
 SECONDS = ("rotated", "relabelled", "source")
@@ -64,7 +64,7 @@ class ClientStreams:
     test: Stream
 
 
-def streams(federation: Federation, drift: Drift, seed: int) -> tuple[ClientStreams, ...]:
+def streams(federation: FederatedDataset, drift: Drift, seed: int) -> tuple[ClientStreams, ...]:
     """The data of every device over time, by device id."""
     shifted = _chosen(len(federation.clients), drift.share, seed)
     found = []
@@ -196,7 +196,7 @@ def _shifted(own: Examples, labels: Tensor, drift: Drift) -> Stream:
     )
 
 
-def _second_domain(federation: Federation, device: int, second: str) -> ClientData:
+def _second_domain(federation: FederatedDataset, device: int, second: str) -> ClientData:
     client = federation.clients[device]
     if second == "source":
         return federation.second[device]

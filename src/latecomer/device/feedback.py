@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from latecomer.device.flat import FlatModel
-from latecomer.device.personal import own_logits
+from latecomer.device.personalisation import prior_corrected_logits
 
 EVALUATED_AT_ONCE = 4096  # examples
 
@@ -30,7 +30,7 @@ def feedback(
     predicted, classes = soft.argmax(1), soft.shape[1]
     spread = soft.var(1, correction=0).mean().item()
     chi2 = chi_squared(frequencies(predicted, classes), frequencies(y, classes))
-    wrong = (own_logits(logits, y, mix).argmax(1) != y).double().mean().item()
+    wrong = (prior_corrected_logits(logits, y, mix).argmax(1) != y).double().mean().item()
     told = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
     per_class = {
         "soft": soft.mean(0),

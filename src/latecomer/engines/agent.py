@@ -8,18 +8,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latecomer.core.messages import Offer, Task, Update, Use
+from latecomer.core.messages import Offer, ServingSettings, Task, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.client import LEDGER, Client
+from latecomer.device.deployed_model import DeployedModel, load_deployed_model, save_deployed_model
 from latecomer.device.disk import DeviceDisk, Kept, UnderWay
 from latecomer.device.flat import FlatModel
-from latecomer.device.in_use import OwnModel, keep_model, own_model
 from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.wire import (
     Introduction,
     Order,
-    Parcel,
+    Payload,
     Progress,
     Refused,
     decode_go_on,
@@ -63,11 +63,11 @@ class Agent:
         self.networks = model if isinstance(model, Networks) else Networks(model)
         self.disk = DeviceDisk(folder)
 
-    def introduce(self) -> Parcel:
+    def introduce(self) -> Payload:
         key = sha256(b"name:" + self.disk.secret()).hexdigest()
         return encode_introduction(Introduction(self.name, key, self.width))
 
-    def answer(self, parcel: Parcel) -> Parcel:
+    def answer(self, parcel: Payload) -> Payload:
         """Do what the parcel asks for; Refused if it cannot be understood."""
         if "go-on" in parcel.fields:
             return self._go_on(parcel)
@@ -92,8 +92,8 @@ class Agent:
         return self._answered(kept, key, task, update, order.use)
 
     def _begin(
-        self, client: Client, kept: Kept, parcel: Parcel, order: Order, task: Task
-    ) -> Parcel:
+        self, client: Client, kept: Kept, parcel: Payload, order: Order, task: Task
+    ) -> Payload:
         part = client.begin(task)
         client.go_on(task, part, order.until)
         rows = unpack(parcel.array, 1 + len(task.offers), task.params.numel())
@@ -101,7 +101,7 @@ class Agent:
         self.disk.save(kept)
         return _progress(kept.under_way)
 
-    def _go_on(self, parcel: Parcel) -> Parcel:
+    def _go_on(self, parcel: Payload) -> Payload:
         kept = self.disk.load()
         key = parcel.fields.get("go-on")
         if kept.answered == key:
@@ -113,7 +113,7 @@ class Agent:
         order = decode_go_on(parcel, part.local.numel())
         if order.until <= part.done:
             return _progress(under_way)  # it was sent again
-        stored = Parcel(under_way.told, array=pack(*under_way.models.unbind()))
+        stored = Payload(under_way.told, array=pack(*under_way.models.unbind()))
         begun = decode_task(stored, self._size_of)
         task = replace(begun.task, device=0, number=under_way.number)
         if order.newer is not None and (not part.left_for or part.left_for == order.fits):
@@ -130,8 +130,14 @@ class Agent:
         return self._answered(kept, str(key), task, update, begun.use, under_way.base)
 
     def _answered(
-        self, kept: Kept, key: str, task: Task, update: Update, use: Use | None, base: str = ""
-    ) -> Parcel:
+        self,
+        kept: Kept,
+        key: str,
+        task: Task,
+        update: Update,
+        use: ServingSettings | None,
+        base: str = "",
+    ) -> Payload:
         told = {
             "num_examples": update.num_examples,
             "metrics": dict(update.metrics),
@@ -147,20 +153,20 @@ class Agent:
         self._keep_model(task, update, use)
         return encode_update(update, key, base)
 
-    def _keep_model(self, task: Task, update: Update, use: Use | None) -> None:
+    def _keep_model(self, task: Task, update: Update, use: ServingSettings | None) -> None:
         """For use until the next task. What noise was added to is no change to go by."""
-        use, sent = use or Use(), task.chosen(update.choice).params
+        use, sent = use or ServingSettings(), task.chosen(update.choice).params
         if 0 < update.choice <= len(task.offers):
             use = replace(use, expected=(), offset=())  # they are of the model it has left
         change = update.delta if use.keep and self.privacy is None else None
         try:
-            keep_model(self.disk.folder, sent, change, name_of(task.submodel), use)
+            save_deployed_model(self.disk.folder, sent, change, name_of(task.submodel), use)
         except OSError as error:
             log.warning("the model is not kept for use: %s", error)
 
-    def own_model(self) -> OwnModel:
+    def load_deployed_model(self) -> DeployedModel:
         """What the device uses: its last model, made its own."""
-        return own_model(self.disk.folder, self.networks, *self.data())
+        return load_deployed_model(self.disk.folder, self.networks, *self.data())
 
     def _client(self) -> Client:
         x, y = self.data()
@@ -183,13 +189,13 @@ def _with_broadcast(task: Task, number: int, newer: Tensor) -> Task:
     return replace(task, broadcasts=(*others, Offer("", 0, newer)))
 
 
-def _progress(task: UnderWay) -> Parcel:
+def _progress(task: UnderWay) -> Payload:
     part = task.part
     number = part.choice if task.base else 0
     return encode_progress(Progress(part.done, number, task.base), task.told["task"])
 
 
-def _repeated(kept: Kept) -> Parcel:
+def _repeated(kept: Kept) -> Payload:
     told = dict(kept.told)
     base = str(told.pop("base", ""))
     return encode_update(Update(0, kept.delta, **told), kept.answered, base)

@@ -1,4 +1,4 @@
-"""Flower's `Grid` as a `Post`: the server side of a deployment. Needs the extra `flower`.
+"""Flower's `Grid` as a `Transport`: the server side of a deployment. Needs the extra `flower`.
 
 Only Flower's public interface is used (1.38 or later). Flower is imported when it is needed.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
-from latecomer.engines.post import Delivery, Kind
-from latecomer.engines.wire import Packed, Parcel
+from latecomer.engines.transport import Delivery, Kind
+from latecomer.engines.wire import Packed, Payload
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -37,7 +37,7 @@ ERRORS = {
 LOST = (3, 5)  # of these, what the device knows nothing of
 
 
-def to_records(parcel: Parcel) -> "RecordDict":
+def to_records(parcel: Payload) -> "RecordDict":
     """The parcel as Flower's records; one with named arrays as any Flower app expects them."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -54,7 +54,7 @@ def to_records(parcel: Parcel) -> "RecordDict":
     return records
 
 
-def from_records(records: "RecordDict") -> Parcel:
+def from_records(records: "RecordDict") -> Payload:
     """What came, as it came: records that are missing or of another kind leave gaps.
 
     Other Flower apps may call their records what they like, if there is one of each kind.
@@ -67,7 +67,7 @@ def from_records(records: "RecordDict") -> Parcel:
         for name, array in (arrays or {}).items()
         if array.stype == NUMPY
     }
-    return Parcel(
+    return Payload(
         dict(told) if isinstance(told, ConfigRecord) else {},
         dict(only(records, MetricRecord) or {}),
         named[MODEL] if list(named) == [MODEL] else None,
@@ -90,7 +90,7 @@ def error_of(message: "Message") -> str:
     return f"{what}: {lines[-1][:200]}" if lines else what
 
 
-class GridPost:
+class GridTransport:
     """Carries parcels over a `Grid`.
 
     Every open message has a thread of its own that asks for its reply: one node that uploads
@@ -116,7 +116,7 @@ class GridPost:
             self._last_nodes = found
         return self._last_nodes
 
-    def send(self, node: int, kind: Kind, parcel: Parcel) -> str | None:
+    def send(self, node: int, kind: Kind, parcel: Payload) -> str | None:
         from flwr.app import Message
 
         message = Message(to_records(parcel), node, MESSAGE_TYPES[kind], ttl=self.ttl)

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Task, Update, Use
+from latecomer.core.messages import ServingSettings, Task, Update
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
-from latecomer.core.strategy import Finishes
+from latecomer.core.strategy import DelayedCompensation
 from latecomer.engines.wire import (
     Introduction,
     Packed,
-    Parcel,
+    Payload,
     Refused,
     check_metrics,
     pack_one,
@@ -29,7 +29,7 @@ from latecomer.errors import BadInput
 EXAMPLES = "num-examples"
 
 
-class PlainFlower:
+class PlainFlowerCodec:
     """The dialect of any Flower `ClientApp` whose train function takes and gives arrays."""
 
     def __init__(self, layout: Layout) -> None:
@@ -50,8 +50,8 @@ class PlainFlower:
         return Introduction(f"node-{node}", f"node-{node}")
 
     def encode(
-        self, task: Task, key: str, run: str, until: int = 0, use: Use | None = None
-    ) -> Parcel:
+        self, task: Task, key: str, run: str, until: int = 0, use: ServingSettings | None = None
+    ) -> Payload:
         spec = task.spec
         config: dict[str, int | float] = {
             "server-round": task.version + 1,
@@ -62,9 +62,9 @@ class PlainFlower:
         if spec.prox:
             config["proximal-mu"] = spec.prox
         tensors = self.layout.unflatten(task.params)
-        return Parcel(config, named={name: pack_one(each) for name, each in tensors.items()})
+        return Payload(config, named={name: pack_one(each) for name, each in tensors.items()})
 
-    def decode(self, parcel: Parcel, task: Task, key: str, newer: Mapping[int, str]) -> Update:
+    def decode(self, parcel: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         trained = self._model(parcel.named)
         told = dict(parcel.metrics)
         check_metrics(told)
@@ -97,7 +97,7 @@ def needs_of(server: Server) -> str:
     strategy, spec = server.strategy, server.spec
     if strategy.needs:
         return f"to hear from devices {strategy.needs}"
-    if isinstance(strategy.compensate, Finishes):
+    if isinstance(strategy.compensate, DelayedCompensation):
         return "to know how devices train, to the step"
     asked = {
         "feedback on the model": spec.feedback,

@@ -16,7 +16,6 @@ from latecomer.core.messages import (
     Arrived,
     Broadcast,
     Command,
-    Due,
     Event,
     Failed,
     Joined,
@@ -28,6 +27,7 @@ from latecomer.core.messages import (
     Send,
     Stop,
     Task,
+    TimerExpired,
     Update,
     wire_bytes,
 )
@@ -71,13 +71,13 @@ class Closes:
 
 @portable
 @dataclass(frozen=True, slots=True)
-class Told:
+class BroadcastSent:
     """A broadcast is on its way to the devices that work on these tasks."""
 
     tasks: tuple[int, ...]
 
 
-Item = Upload | Opens | Closes | Joined | Failed | Ready | Due | Told
+Item = Upload | Opens | Closes | Joined | Failed | Ready | TimerExpired | BroadcastSent
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +220,11 @@ class VirtualEngine:
                 self._away.discard(device)
                 yield item
                 yield from self._left_if_closed(device, time)
-            case Told(tasks):
+            case BroadcastSent(tasks):
                 # As it is now: another broadcast may have left at the same moment.
                 plans = ((number, self._rebases.get(number, ())) for number in tasks)
                 yield Received(tuple((task, tuple(n for _, n in plan)) for task, plan in plans))
-            case Failed() | Ready() | Due():
+            case Failed() | Ready() | TimerExpired():
                 self._active_at = time
                 yield item
 
@@ -259,7 +259,7 @@ class VirtualEngine:
             case Broadcast(tasks):
                 for task in tasks:
                     self._broadcast(task)
-                self._push(self.now, Told(tuple(task.id for task in tasks)))
+                self._push(self.now, BroadcastSent(tuple(task.id for task in tasks)))
             case Later(seconds, Ready() as ready):
                 # One worker beside the server's main line: repairs queue up behind each other.
                 begins = max(self.now, self._repaired_at)

@@ -1,6 +1,6 @@
 """A strategy of Flower's in our virtual time: the same data, devices, links and clock.
 
-`DirectedEngine` runs `strategy.start(grid=...)` with a grid whose nodes are the devices of the
+`FlowerRoundsEngine` runs `strategy.start(grid=...)` with a grid whose nodes are the devices of the
 fleet. While the strategy waits for replies, virtual time passes.
 """
 
@@ -24,7 +24,7 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from latecomer.core.messages import Due, Note, TrainSpec, wire_bytes
+from latecomer.core.messages import Note, TimerExpired, TrainSpec, wire_bytes
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
@@ -35,7 +35,7 @@ from latecomer.engines.trainers import Trainer
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput, RunFailed
 from latecomer.fleet.fleet import Fleet
-from latecomer.strategies.directed import Directed
+from latecomer.strategies.parts.flower_rounds import FlowerRounds
 
 FIRST_NODE = 1000  # the node of device 0; Flower keeps small numbers to itself
 ENDLESS = 10**9  # rounds
@@ -62,7 +62,7 @@ class _Ended(BaseException):
         self.reason = reason
 
 
-class DirectedEngine(VirtualEngine):
+class FlowerRoundsEngine(VirtualEngine):
     """The virtual engine under the direction of a strategy of Flower's.
 
     Such a strategy keeps its state to itself, so a run cannot be resumed: it begins anew.
@@ -83,7 +83,7 @@ class DirectedEngine(VirtualEngine):
     ) -> None:
         super().__init__(server, fleet, trainer, devices, costs, on_note)
         merge = server.strategy.merge
-        if not isinstance(merge, Directed):
+        if not isinstance(merge, FlowerRounds):
             raise BadInput(f"strategy {server.strategy.name!r} is not directed by Flower")
         self.directed, self.layout, self.evaluate = merge, layout, evaluate
         self._timers = -1
@@ -149,7 +149,7 @@ class DirectedEngine(VirtualEngine):
     def ring(self, at: float) -> int:
         """A timer; its number."""
         self._timers += 1
-        self._push(at, Due("director", self._timers))
+        self._push(at, TimerExpired("director", self._timers))
         return self._timers
 
     def one_step(self, bounds: Bounds) -> None:
@@ -172,7 +172,7 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
     """Flower's `Grid` over a simulated fleet; who waits on it lets virtual time pass."""
 
     def __init__(
-        self, engine: DirectedEngine, bounds: Bounds, after_step: Callable[[], bool]
+        self, engine: FlowerRoundsEngine, bounds: Bounds, after_step: Callable[[], bool]
     ) -> None:
         self.engine, self.bounds, self.after_step = engine, bounds, after_step
         self._orders: dict[str, _Order] = {}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Offer, Task, TrainSpec, Update, Use
+from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel, name_of
 
 FLOAT32 = "float32"
@@ -44,7 +44,7 @@ class Packed:
 
 
 @dataclass(slots=True)
-class Parcel:
+class Payload:
     """What one message carries. From a device, nothing in it has been checked.
 
     Our own devices are sent one `array`, because many small ones are slow.
@@ -64,7 +64,7 @@ class Order:
     run: str
     task: Task
     until: int = 0  # passes over the data, after which it is to say so and wait; 0: all
-    use: Use | None = None
+    use: ServingSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ def _product(shape: tuple[int, ...]) -> str:
 
 
 def encode_task(
-    task: Task, key: str, run: str = "", until: int = 0, use: Use | None = None
-) -> Parcel:
+    task: Task, key: str, run: str = "", until: int = 0, use: ServingSettings | None = None
+) -> Payload:
     """A task with all the models that the device may start from, as rows of one array.
 
     `key` names the task for ever; numbers may be given anew after a restart of the server. `run`
@@ -187,10 +187,10 @@ def encode_task(
             f"use.{name}": _listed(value) for name, value in asdict(use).items() if value != ()
         }
     models = (task.params, *(offer.params for offer in task.offers))
-    return Parcel(told, array=pack(*models))
+    return Payload(told, array=pack(*models))
 
 
-def decode_task(parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
+def decode_task(parcel: Payload, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
     """What the server asks for; `size_of` gives a named sub-model and its number of values.
 
     Where a model comes from is the server's business: lineages and versions stay at home.
@@ -217,15 +217,15 @@ def decode_task(parcel: Parcel, size_of: Callable[[str], tuple[Submodel | None, 
     return Order(key, run, task, min(until, task.spec.local_epochs), _use(told))
 
 
-def encode_go_on(order: GoOn) -> Parcel:
+def encode_go_on(order: GoOn) -> Payload:
     told: dict[str, Scalar] = {"go-on": order.key, "until": order.until}
     if order.newer is None:
-        return Parcel(told)
+        return Payload(told)
     told |= {"newer": order.number, "name": order.name, "fits": order.fits}
-    return Parcel(told, array=pack(order.newer))
+    return Payload(told, array=pack(order.newer))
 
 
-def decode_go_on(parcel: Parcel, size: int) -> GoOn:
+def decode_go_on(parcel: Payload, size: int) -> GoOn:
     told = parcel.fields
     key, until = _text(told, "go-on"), _whole(told, "until")
     if "newer" not in told:
@@ -235,12 +235,12 @@ def decode_go_on(parcel: Parcel, size: int) -> GoOn:
     return GoOn(key, until, number, _text(told, "name"), fits, newer)
 
 
-def encode_progress(progress: Progress, key: str) -> Parcel:
+def encode_progress(progress: Progress, key: str) -> Payload:
     told = {"task": key, "passes": progress.passes}
-    return Parcel({**told, "choice": progress.number, "base": progress.name})
+    return Payload({**told, "choice": progress.number, "base": progress.name})
 
 
-def decode_progress(parcel: Parcel, key: str) -> Progress | None:
+def decode_progress(parcel: Payload, key: str) -> Progress | None:
     """What a device in mid-task says; None if this is not of that kind."""
     told = parcel.fields
     if "passes" not in told:
@@ -254,17 +254,19 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _use(told: Mapping[str, Any]) -> Use | None:
+def _use(told: Mapping[str, Any]) -> ServingSettings | None:
     """How the device makes the model its own; None if the server does not say."""
-    found = {name: told[f"use.{name}"] for name in asdict(Use()) if f"use.{name}" in told}
+    found = {
+        name: told[f"use.{name}"] for name in asdict(ServingSettings()) if f"use.{name}" in told
+    }
     for name, value in found.items():
-        several = isinstance(getattr(Use(), name), tuple)
+        several = isinstance(getattr(ServingSettings(), name), tuple)
         values = value if several else [value]
         listed = isinstance(values, list) and len(values) <= MOST_METRICS
         if not listed or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
             raise Refused(f"use.{name} must be {'a list of numbers' if several else 'a number'}")
         found[name] = tuple(float(v) for v in values) if several else float(value)
-    return Use(**found) if found else None
+    return ServingSettings(**found) if found else None
 
 
 def _spec(told: Mapping[str, Any]) -> TrainSpec:
@@ -287,7 +289,7 @@ def _spec(told: Mapping[str, Any]) -> TrainSpec:
     return TrainSpec(**found)
 
 
-def encode_update(update: Update, key: str, base: str = "") -> Parcel:
+def encode_update(update: Update, key: str, base: str = "") -> Payload:
     """The answer to the task of that key. Its own number stays behind: the key says it all.
 
     `base` is the name of the newer model that the device has gone on from, if it has.
@@ -303,11 +305,11 @@ def encode_update(update: Update, key: str, base: str = "") -> Parcel:
     if base:
         told["base"] = base
     metrics = {"num-examples": update.num_examples, **update.metrics}
-    return Parcel(told, metrics, None if update.delta is None else pack(update.delta))
+    return Payload(told, metrics, None if update.delta is None else pack(update.delta))
 
 
 def decode_update(
-    parcel: Parcel, task: Task, key: str, newer: Mapping[int, str] | None = None
+    parcel: Payload, task: Task, key: str, newer: Mapping[int, str] | None = None
 ) -> Update:
     """What a device answers to `task`; Refused if it is no answer to it, or of the wrong form.
 
@@ -353,11 +355,11 @@ def check_metrics(metrics: Mapping[Any, Any]) -> None:
         raise Refused(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
 
 
-def encode_introduction(who: Introduction) -> Parcel:
-    return Parcel({"name": who.name, "key": who.key, "width": who.width})
+def encode_introduction(who: Introduction) -> Payload:
+    return Payload({"name": who.name, "key": who.key, "width": who.width})
 
 
-def decode_introduction(parcel: Parcel) -> Introduction:
+def decode_introduction(parcel: Payload) -> Introduction:
     told = parcel.fields
     name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
     if not NAME.fullmatch(name) or not key:

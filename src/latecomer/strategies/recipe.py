@@ -11,7 +11,7 @@ from typing import Any
 from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput, did_you_mean, unknown
 from latecomer.loading import first_line, load_callable
-from latecomer.strategies.directed import Director, from_flower
+from latecomer.strategies.parts.flower_rounds import FlowerStrategy, from_flower
 
 Build = Callable[..., Strategy]
 
@@ -43,7 +43,7 @@ class Recipe:
         except Exception as error:
             message = f"strategy '{self.name}': calling it failed: {first_line(error)}"
             raise BadInput(message) from error
-        if isinstance(strategy, Director):
+        if isinstance(strategy, FlowerStrategy):
             return from_flower(strategy, name=self.name)
         if not isinstance(strategy, Strategy):
             kind = type(strategy).__name__
@@ -83,8 +83,8 @@ def recipes() -> Mapping[str, Recipe]:
 @cache
 def _discover() -> None:
     package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{__package__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{__package__}."):
+        importlib.import_module(module.name)
 
 
 def find_recipe(name: str) -> Recipe:

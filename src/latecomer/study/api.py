@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from latecomer.core.strategy import Strategy
-from latecomer.strategies.directed import Director
+from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.study.advice.advice import Advice
 from latecomer.study.advice.advice import advise as advise_on
 from latecomer.study.advice.subject import scenario, subject
@@ -20,7 +20,7 @@ ConfigLike = Mapping[str, Any] | str | Path | None
 def run(
     config: ConfigLike = None,
     out: str | Path = "run",
-    strategy: Strategy | Director | None = None,
+    strategy: Strategy | FlowerStrategy | None = None,
 ) -> Result:
     """Run one experiment in a new folder `out`.
 

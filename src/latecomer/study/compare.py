@@ -55,7 +55,7 @@ class Cell:
         return parse(self.tree, f"strategy {self.strategy}")
 
 
-Told = Callable[[Cell, Mapping[str, Any]], None]
+OnCellDone = Callable[[Cell, Mapping[str, Any]], None]
 RunCell = Callable[[Cell, Path], dict[str, Any]]  # gives the summary
 
 
@@ -103,7 +103,7 @@ def compare(
     folder: Path,
     jobs: int = 1,
     target: float | None = None,
-    told: Told = lambda cell, summary: None,
+    told: OnCellDone = lambda cell, summary: None,
     noted: Callable[[str], None] = lambda note: None,
 ) -> pd.DataFrame:
     """Run every cell in its own folder; writes compare.csv and compare.json.
@@ -129,7 +129,7 @@ def compare(
 
 
 def resume_comparison(
-    folder: Path, jobs: int = 1, told: Told = lambda cell, summary: None
+    folder: Path, jobs: int = 1, told: OnCellDone = lambda cell, summary: None
 ) -> pd.DataFrame:
     """Finish a comparison that was interrupted: what is done is taken as it is."""
     if not (folder / "plan.json").is_file() or not (folder / "compare.toml").is_file():
@@ -140,7 +140,7 @@ def resume_comparison(
 
 
 def _run_all(
-    planned: Sequence[Cell], folder: Path, jobs: int, target: float | None, told: Told
+    planned: Sequence[Cell], folder: Path, jobs: int, target: float | None, told: OnCellDone
 ) -> pd.DataFrame:
     summaries: dict[int, dict[str, Any]] = {}
     for index, summary in run_cells(planned, folder, jobs):

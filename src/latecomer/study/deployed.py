@@ -8,9 +8,9 @@ from typing import Any
 from latecomer.core.messages import Note
 from latecomer.core.server import Server
 from latecomer.device.networks import Networks
-from latecomer.engines.dialect import Dialect
-from latecomer.engines.federation import WHOLE, Federation, Patience
-from latecomer.engines.post import Post
+from latecomer.engines.deployment_loop import WHOLE, DeploymentLoop, Timeouts
+from latecomer.engines.task_codec import TaskCodec
+from latecomer.engines.transport import Transport
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
@@ -22,22 +22,22 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    post: Post,
+    post: Transport,
     server: Server,
     folder: str | Path,
     bounds: Bounds,
     networks: Networks | None = None,
-    patience: Patience | None = None,
+    patience: Timeouts | None = None,
     every: int = 1,
-    dialect: Dialect | None = None,
+    dialect: TaskCodec | None = None,
     on_commit: Callable[[Server], None] = lambda server: None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; says which.
 
-    In the main function of a Flower `ServerApp`, `post` is `GridPost(grid)`. Everything is kept in
+    In the main function of a Flower `ServerApp`, `post` is `GridTransport(grid)`. All is kept in
     `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
     written every so many commits, and then `on_commit` is called. `dialect` is what the devices
-    speak: by default they run our own `client_app`; `PlainFlower(layout)` is for any other app.
+    speak: by default they run our own `client_app`; `PlainFlowerCodec(layout)` is for others.
     """
     try:
         run = Deployment(server, post, Path(folder), networks, patience, every, on_commit, dialect)
@@ -52,18 +52,18 @@ class Deployment:
     def __init__(
         self,
         server: Server,
-        post: Post,
+        post: Transport,
         folder: Path,
         networks: Networks | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         every: int = 1,
         on_commit: Callable[[Server], None] = lambda server: None,
-        dialect: Dialect | None = None,
+        dialect: TaskCodec | None = None,
     ) -> None:
         self.server, self.folder, self.networks, self.every = server, folder, networks, every
         self.on_commit = on_commit
         submodels = WHOLE if networks is None else networks.submodels
-        self.loop = Federation(server, post, patience, submodels, self._log, dialect=dialect)
+        self.loop = DeploymentLoop(server, post, patience, submodels, self._log, dialect=dialect)
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")

@@ -9,10 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.server import Server
-from latecomer.core.strategy import Owns
+from latecomer.core.strategy import Personalises
 from latecomer.core.submodel import Submodel, name_of, take
-from latecomer.data.federation import Examples
-from latecomer.device.personal import own_errors, own_offset, own_params, some_of
+from latecomer.data.federated_dataset import Examples
+from latecomer.device.personalisation import (
+    interpolated_params,
+    prior_correction,
+    some_of,
+    training_errors,
+)
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
 
@@ -104,7 +109,7 @@ class Evaluator:
 
     def _outputs(
         self,
-        own: Owns | None,
+        own: Personalises | None,
         params: Tensor,
         submodel: Submodel | None,
         devices: Sequence[int],
@@ -126,10 +131,10 @@ class Evaluator:
         expected = own.expected(devices, classes)
         for i, (device, part) in enumerate(zip(devices, parts, strict=True)):
             train = self.experiment.train_of(device, time)
-            offset = own_offset(train.y, classes, own.mix, expected)
+            offset = prior_correction(train.y, classes, own.mix, expected)
             if own.keep:
-                errors = own_errors(outputs, train.x, train.y, offset)
-                kept = own_params(params, own.change(device), own.keep, errors)
+                errors = training_errors(outputs, train.x, train.y, offset)
+                kept = interpolated_params(params, own.change(device), own.keep, errors)
                 yield outputs(kept, part.x) + offset
             else:
                 yield shared[i] + offset

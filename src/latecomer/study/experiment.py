@@ -12,10 +12,10 @@ from torch import Tensor
 
 from latecomer.core.checks import Checks
 from latecomer.core.server import Server
-from latecomer.core.strategy import Finishes, Strategy
+from latecomer.core.strategy import DelayedCompensation, Strategy
 from latecomer.data.dataset import Dataset
 from latecomer.data.drift import ClientStreams, Drift, streams, union
-from latecomer.data.federation import Examples, Federation, federate
+from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.data.options import SourceOptions
 from latecomer.data.rare import without_rare
 from latecomer.data.reserved import Reserved
@@ -41,8 +41,8 @@ from latecomer.fleet.fleet import (
 from latecomer.fleet.late import choose_late, lateness
 from latecomer.fleet.levels import declared
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.strategies.directed import Directed, Director, from_flower
-from latecomer.strategies.fitting import Fitting, declared_levels, fitted
+from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
+from latecomer.strategies.parts.submodel_levels import SubmodelFitting, declared_levels, fitted
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
     Config,
@@ -70,8 +70,8 @@ class Experiment:
     names.
     """
 
-    def __init__(self, config: Config, strategy: Strategy | Director | None = None) -> None:
-        if isinstance(strategy, Director):
+    def __init__(self, config: Config, strategy: Strategy | FlowerStrategy | None = None) -> None:
+        if isinstance(strategy, FlowerStrategy):
             strategy = from_flower(strategy)
         if strategy is not None:
             config = config.model_copy(update={"strategy": StrategyConfig(name=strategy.name)})
@@ -84,7 +84,7 @@ class Experiment:
         dataset = load(config.data.source, config.data.path, source_options(config.data))
         dataset = without_rare(dataset, config.data.min_examples)
         _check_late_classes(config, dataset)
-        self.federation: Federation = federate(
+        self.federation: FederatedDataset = federate(
             dataset,
             partition=config.data.partition,
             devices=config.fleet.devices,
@@ -120,7 +120,7 @@ class Experiment:
     def _program_notes(self) -> Iterable[str]:
         if self.drift is not None and self.config.data.test == "official":
             yield "data.drift: the official test rows belong to no device and do not change"
-        repairs = isinstance(self._strategy().compensate, Finishes)
+        repairs = isinstance(self._strategy().compensate, DelayedCompensation)
         if repairs and self.spec.optimizer == "adam":
             yield (
                 f"{self.recipe.name} with training.optimizer = 'adam': inversion through Adam is"
@@ -159,7 +159,7 @@ class Experiment:
             # The first to be heard are the fastest: too few of them would make a poor measure.
             devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
             heard = ceil(MEASURED_BY * devices)
-            return fitted(strategy, Fitting(widths, networks.works, settings.slack, heard))
+            return fitted(strategy, SubmodelFitting(widths, networks.works, settings.slack, heard))
         return strategy
 
     @cached_property
@@ -228,10 +228,10 @@ class Experiment:
     def engine(self, server: Server) -> VirtualEngine:
         own = self.config.server
         costs = ServerCosts(own.merge_seconds, own.evaluate_seconds, own.compensate_seconds)
-        if isinstance(server.strategy.merge, Directed):
-            from latecomer.engines.virtual_grid import DirectedEngine
+        if isinstance(server.strategy.merge, FlowerRounds):
+            from latecomer.engines.virtual_grid import FlowerRoundsEngine
 
-            return DirectedEngine(
+            return FlowerRoundsEngine(
                 server,
                 self.fleet,
                 self._trainer(),
@@ -403,7 +403,7 @@ class Experiment:
     def _check_director(self) -> None:
         """A strategy of Flower's waits for nodes that do not exist for ever: better said now."""
         merge = self._strategy().merge
-        if not isinstance(merge, Directed):
+        if not isinstance(merge, FlowerRounds):
             return
         if (level := self.config.submodels.level) != "none":
             raise BadInput(

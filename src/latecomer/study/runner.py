@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 
 from latecomer.core.messages import Note
 from latecomer.core.params import digest
-from latecomer.core.strategy import Finishes, Strategy
+from latecomer.core.strategy import DelayedCompensation, Strategy
 from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
-from latecomer.strategies.directed import Director
+from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.config import Config, load_config
 from latecomer.study.evaluate import ClientAccuracy, Evaluator
@@ -76,7 +76,7 @@ def start_run(
     config: Config,
     folder: Path,
     progress: Progress | None = None,
-    strategy: Strategy | Director | None = None,
+    strategy: Strategy | FlowerStrategy | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
     check_sinks(config.log.sinks)
@@ -489,7 +489,7 @@ class _Run:
         }
 
     def _repairs_updates(self) -> bool:
-        return isinstance(self.server.strategy.compensate, Finishes)
+        return isinstance(self.server.strategy.compensate, DelayedCompensation)
 
     def _warnings(self) -> list[str]:
         refused, accepted = self.lost["refusal"], self.server.accepted

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from latecomer.study.config import Tree, merged
-from latecomer.study.har.judge import AGREE, CANNOT_TELL, DISAGREE, Evidence, verdicts
 from latecomer.study.har.plan import Plan, make_plan
 from latecomer.study.har.skew import Skew
+from latecomer.study.har.takeaways import AGREE, CANNOT_TELL, DISAGREE, Evidence, verdicts
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import tomli_w
 
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import recipes
-from latecomer.study.advice.race import Plan, Rung, Told, Verdict, race, verdict
+from latecomer.study.advice.race import OnCellDone, Plan, Rung, Verdict, race, verdict
 from latecomer.study.advice.remedies import Change, Suggestion, change, suggest
 from latecomer.study.advice.rules import Finding, judge
 from latecomer.study.advice.subject import Subject
@@ -71,7 +71,7 @@ class Race:
         elif read_json(folder / "plan.json") != asked:
             raise BadInput(f"{folder}: holds another race or comparison; choose another --out")
 
-    def run(self, jobs: int, told: Told) -> Iterator[Rung]:
+    def run(self, jobs: int, told: OnCellDone) -> Iterator[Rung]:
         """Each rung as it is done."""
         for rung in race(self.plan, self.folder, jobs, told):
             self.rungs.append(rung)

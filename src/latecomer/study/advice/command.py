@@ -10,7 +10,7 @@ from latecomer.errors import BadInput, Interrupted
 from latecomer.study.advice.advice import Race, advise, write_advice
 from latecomer.study.advice.race import COLUMNS, plan_race
 from latecomer.study.advice.subject import subject, typed
-from latecomer.study.advice.telling import (
+from latecomer.study.advice.wording import (
     edge_line,
     lines,
     race_opening,

@@ -31,7 +31,7 @@ FINALISTS = 2
 AFTER_HEARING = 2.0
 YOURS = "as configured"
 
-Told = Callable[[Cell, float], None]  # a run that is done, and its score
+OnCellDone = Callable[[Cell, float], None]  # a run that is done, and its score
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _lengths(subject: Subject) -> tuple[float, ...]:
     return tuple(max(length, round(least, 2)) for length in LENGTHS)
 
 
-def race(plan: Plan, folder: Path, jobs: int, told: Told) -> Iterator[Rung]:
+def race(plan: Plan, folder: Path, jobs: int, told: OnCellDone) -> Iterator[Rung]:
     """Each rung as it is done. Runs that are finished in `folder` are taken as they are."""
     running = list(plan.candidates)
     labels = len({c.label for c in running})
@@ -224,7 +224,7 @@ def _run(
     seeds: Sequence[int],
     folder: Path,
     jobs: int,
-    told: Told,
+    told: OnCellDone,
 ) -> list[Entry]:
     place = folder / f"length-{length:g}"
     place.mkdir(parents=True, exist_ok=True)

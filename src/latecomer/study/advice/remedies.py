@@ -176,7 +176,7 @@ def _for_late_data(facts: Facts) -> list[Suggestion]:
             "feddc",
             "speaks for absent devices: 0.96 on their class, the next best 0.47",
             away,
-            {"stand_in": True},
+            {"surrogates": True},
         )
         tiers = Suggestion("asyn-tiers", "without inversion, the only one to keep the class", away)
         return [stands_in, tiers, memory]

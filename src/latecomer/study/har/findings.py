@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from latecomer.study.har.effects import SMALLEST, by_seed, effect
-from latecomer.study.har.judge import Evidence, verdicts
 from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, PARADIGMS, SYNCHRONOUS
 from latecomer.study.har.scores import LAST
+from latecomer.study.har.takeaways import Evidence, verdicts
 from latecomer.study.terminal import span
 
 METRICS = {"macro_f1": "m-F1", "balanced_accuracy": "BA", "f1_rarest": "F1 rarest"}

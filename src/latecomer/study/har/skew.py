@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.data.federation import ClientData, Federation
+from latecomer.data.federated_dataset import ClientData, FederatedDataset
 
 ENOUGH = 5  # examples of a class that a device needs to say how the class looks there
 
@@ -25,7 +25,7 @@ class Skew:
     devices: Mapping[str, int]  # with enough examples of each class
 
 
-def label_counts(federation: Federation) -> pd.DataFrame:
+def label_counts(federation: FederatedDataset) -> pd.DataFrame:
     """Examples of each class (columns) on each device, replicas of augmentation not counted."""
     rows = []
     for client in federation.clients:
@@ -35,7 +35,7 @@ def label_counts(federation: Federation) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(federation.class_names))
 
 
-def feature_skew(federation: Federation) -> Skew:
+def feature_skew(federation: FederatedDataset) -> Skew:
     """One-way analysis of variance of every feature within every class, devices as groups.
 
     Originals of the training parts. A series counts with the mean and deviation of each channel
@@ -90,7 +90,7 @@ def _described(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x.reshape(len(x), -1)
 
 
-def most_skewed(federation: Federation, skew: Skew, label: int) -> int | None:
+def most_skewed(federation: FederatedDataset, skew: Skew, label: int) -> int | None:
     """The feature of a class that differs most between devices; flags and the like left out."""
     seen = by_device(federation, label, slice(None))
     order = np.argsort(-np.nan_to_num(skew.by_feature[label], nan=-1.0))
@@ -101,7 +101,7 @@ def most_skewed(federation: Federation, skew: Skew, label: int) -> int | None:
 
 
 def by_device(
-    federation: Federation, label: int, feature: int | slice
+    federation: FederatedDataset, label: int, feature: int | slice
 ) -> dict[int, NDArray[np.float32]]:
     """One feature (or several) of one class on each device that has enough examples of it."""
     found = {}

@@ -14,7 +14,6 @@ from latecomer.study.config import Tree, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
 from latecomer.study.har.findings import Facts, findings
-from latecomer.study.har.judge import Evidence
 from latecomer.study.har.page import (
     boxes,
     convergence,
@@ -26,6 +25,7 @@ from latecomer.study.har.page import (
 from latecomer.study.har.plan import Plan, make_plan
 from latecomer.study.har.scores import at_equal_updates, base_curves, factor_curves, tidy
 from latecomer.study.har.skew import by_device, feature_skew, label_counts, most_skewed
+from latecomer.study.har.takeaways import Evidence
 from latecomer.study.results import read_json
 from latecomer.study.runner import new_folder
 
@@ -34,7 +34,9 @@ PLOTTED = ("augment", "scale", "optimizer", "server_delay", "strategy")
 UPDATES = ("updates", "client updates")
 TIME = ("virtual_seconds", "virtual time (s)")
 
-Told = Callable[[Cell, Mapping[str, Any], int, int], None]  # run, summary, how many done, of all
+OnCellDone = Callable[
+    [Cell, Mapping[str, Any], int, int], None
+]  # run, summary, how many done, of all
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def run_har(
     folder: Path,
     jobs: int = 1,
     quick: bool = False,
-    told: Told = lambda cell, summary, done, of: None,
+    told: OnCellDone = lambda cell, summary, done, of: None,
 ) -> HarStudy:
     """Run the study in `folder`; there, runs that are finished are taken as they are."""
     if len(set(seeds)) != len(seeds) or not seeds:

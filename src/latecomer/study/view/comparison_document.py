@@ -15,12 +15,12 @@ from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.comparing import fleet_use, outcomes, together
+from latecomer.study.view.compensation import repairs
 from latecomer.study.view.devices import accuracy_of_all
 from latecomer.study.view.history import read_history
 from latecomer.study.view.learning import classes_of_all, learning_of_all
 from latecomer.study.view.panels import Document, Rows, without_empty
 from latecomer.study.view.privacy import privacy
-from latecomer.study.view.repairs import repairs
 from latecomer.study.view.run_document import (
     affected_classes,
     budget_of,

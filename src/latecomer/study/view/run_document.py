@@ -14,12 +14,12 @@ from latecomer.study.terminal import repairs as repairs_text
 from latecomer.study.terminal import span
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
+from latecomer.study.view.compensation import repairs
 from latecomer.study.view.devices import device_accuracy, device_table, widths
 from latecomer.study.view.history import History
 from latecomer.study.view.learning import classes, learning
 from latecomer.study.view.panels import Document, without_empty
 from latecomer.study.view.privacy import privacy
-from latecomer.study.view.repairs import repairs
 from latecomer.study.view.staleness import staleness
 from latecomer.study.view.timeline import MOST_SPANS, Fleet, timeline
 from latecomer.study.view.traffic import traffic, unit_for

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from latecomer.engines.agent import Agent
 from latecomer.engines.flower import from_records, to_records
-from latecomer.engines.wire import Packed, Parcel
+from latecomer.engines.wire import Packed, Payload
 from light.task import model, part
 
 app = ClientApp()
@@ -77,7 +77,7 @@ def keep(path: Path, array: Packed | None) -> None:
         new.replace(path)
 
 
-def falsified(answer: Parcel, fault: str) -> Parcel:
+def falsified(answer: Payload, fault: str) -> Payload:
     fields, metrics, array = dict(answer.fields), dict(answer.metrics), answer.array
     match fault:
         case "nan":
@@ -99,7 +99,7 @@ def falsified(answer: Parcel, fault: str) -> Parcel:
             fields["choice"] = 1
         case "metrics":
             metrics |= {f"m{i}": 1.0 for i in range(20_000)}
-    return Parcel(fields, metrics, array)
+    return Payload(fields, metrics, array)
 
 
 def packed(values: np.ndarray) -> Packed:

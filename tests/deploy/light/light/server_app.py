@@ -9,8 +9,8 @@ from latecomer import Server, build_strategy
 from latecomer.core.checks import Checks
 from latecomer.core.messages import TrainSpec
 from latecomer.device.networks import Networks
-from latecomer.engines.flower import GridPost
-from latecomer.engines.patience import Patience
+from latecomer.engines.flower import GridTransport
+from latecomer.engines.timeouts import Timeouts
 from latecomer.engines.virtual import Bounds
 from latecomer.study.deployed import Deployment
 from light.task import model
@@ -26,14 +26,14 @@ def main(grid: Grid, context: Context) -> None:
     spec = TrainSpec(local_epochs=1, batch_size=8, lr=0.01)
     checks = Checks(most_examples=int(config["most-examples"]))
     server = Server(network.init(seed), build_strategy("fedasync", {}), spec, checks, seed=seed)
-    post = GridPost(grid)
+    post = GridTransport(grid)
 
     def after(server: Server) -> None:
         if (folder / "stop").exists():
             run.loop.stopped = "asked to"
 
     # A node with a key may be back before anybody saw it go: it is asked sooner than by default.
-    patience = Patience(probe=float(config["probe"]))
+    patience = Timeouts(probe=float(config["probe"]))
     run = Deployment(server, post, folder, Networks(network), patience, on_commit=after)
     try:
         reason = run.run(Bounds())

@@ -1,0 +1,1 @@
+"""The default strategy, `latecomer`, and the parts that only it uses."""

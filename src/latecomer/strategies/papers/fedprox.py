@@ -1,0 +1,26 @@
+"""Li et al., Federated Optimization in Heterogeneous Networks, 2020 (FedProx).
+
+FedAvg whose devices are held near the model they were sent by mu/2 * ||w - w_base||^2 (Eq. 2).
+"""
+
+from dataclasses import replace
+
+from latecomer.core.strategy import Strategy
+from latecomer.strategies.options import Count, NotNegative, Positive, Share
+from latecomer.strategies.papers.fedavg import fedavg
+from latecomer.strategies.parts.selecting import SelectName
+from latecomer.strategies.recipe import recipe
+
+
+@recipe("fedprox", "fedavg with a proximal term on the device", "Li et al. 2020")
+def fedprox(
+    mu: NotNegative = 0.01,
+    fraction: Share = 1.0,
+    timeout: NotNegative = 0.0,
+    min_devices: Count = 1,
+    server_lr: Positive = 1.0,
+    select: SelectName = "random",
+) -> Strategy:
+    plain = fedavg(fraction, timeout, min_devices, server_lr, select)
+    prepare = plain.prepare
+    return replace(plain, name="fedprox", prepare=lambda spec: replace(prepare(spec), prox=mu))

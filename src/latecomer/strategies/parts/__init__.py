@@ -1,0 +1,1 @@
+"""Parts that several strategies use, one idea per file."""

@@ -1,0 +1,191 @@
+"""Parts for the *merge* slot that gather contributions before they commit.
+
+(`core.strategy.Mix` merges each one at once.)
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latecomer.core.messages import MAIN, Contribution, TimerExpired
+from latecomer.core.params import chunks
+from latecomer.core.strategy import Commit, Drop, FollowsLineages, ServerView, Stateful
+from latecomer.core.submodel import covered
+from latecomer.strategies.parts.quota import quota
+
+# (lineage, devices that have a word of their own, view) -> contributions, weighed
+Surrogates = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
+# (lineage, head, contributions, step) -> the new head; it may be Stateful and follow lineages
+Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
+
+
+def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
+    """head + step * (sum of weight_i delta_i) / (sum of weights if `mean`, else their number).
+
+    With sub-models both sums run per coordinate over those who trained it; a coordinate that
+    nobody trained keeps its value bit for bit.
+    """
+    submodel = contributions[0].task.submodel
+    if all(c.task.submodel is submodel for c in contributions):
+        if submodel is None:
+            return _moved_alike(head, contributions, mean, step)
+        result = head.clone()
+        part = _moved_alike(submodel.take(head), contributions, mean, step)
+        result[submodel.index] = part
+        return result
+    total, share_of = torch.zeros_like(head), torch.zeros_like(head)
+    for c in contributions:
+        index = covered(c.task.submodel)
+        total[index] += c.weight * c.delta
+        share_of[index] += c.weight if mean else 1.0
+    return torch.where(share_of > 0, head + step * total / share_of, head)
+
+
+def _moved_alike(
+    head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float
+) -> Tensor:
+    """As `moved`, where all have trained the same coordinates."""
+    share = math.fsum(c.weight for c in contributions) if mean else len(contributions)
+    if not share:
+        return head.clone()
+    result = torch.empty_like(head)
+    for part in chunks(head.numel()):
+        total = result[part].zero_()
+        for c in contributions:
+            total.add_(c.delta[part], alpha=c.weight)
+        torch.add(head[part], total, alpha=step / share, out=total)
+    return result
+
+
+def averaged(mean: bool) -> Combine:
+    """Combine: as `moved` says."""
+
+    def combine(
+        lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float
+    ) -> Tensor:
+        return moved(head, contributions, mean, step)
+
+    return combine
+
+
+def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | None:
+    """The coordinates that at least one of them trained; None means all."""
+    trained = torch.zeros_like(head, dtype=torch.bool)
+    for contribution in contributions:
+        if contribution.task.submodel is None:
+            return None
+        trained[contribution.task.submodel.index] = True
+    return trained
+
+
+def _state_of(combine: Combine) -> dict[str, Any]:
+    return {"combine": combine.state()} if isinstance(combine, Stateful) else {}
+
+
+class Buffer:
+    """Merge: commit whenever a lineage has gathered `size` contributions.
+
+    `combine` makes the new head of them; by default their sum over their number is added.
+    """
+
+    def __init__(self, size: int, step: float = 1.0, combine: Combine | None = None) -> None:
+        self.size, self.step = size, step
+        self.combine = combine or averaged(mean=False)
+        self._gathered: dict[str, list[Contribution]] = {}
+
+    def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
+        gathered = self._gathered.setdefault(contribution.lineage, [])
+        gathered.append(contribution)
+        if len(gathered) < self.size:
+            return None
+        del self._gathered[contribution.lineage]
+        head = view.store.head_params(contribution.lineage)
+        params = self.combine(contribution.lineage, head, gathered, self.step)
+        return Commit(contribution.lineage, params, len(gathered))
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        return ()
+
+    def on_fork(self, parent: str, child: str) -> None:
+        """What is gathered stays with the parent."""
+        if isinstance(self.combine, FollowsLineages):
+            self.combine.on_fork(parent, child)
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        self._gathered.setdefault(into, []).extend(self._gathered.pop(gone, []))
+        if isinstance(self.combine, FollowsLineages):
+            self.combine.on_absorb(into, gone)
+
+    def state(self) -> dict[str, Any]:
+        gathered = {name: list(some) for name, some in self._gathered.items()}
+        return {"gathered": gathered, **_state_of(self.combine)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._gathered = {name: list(some) for name, some in state["gathered"].items()}
+        if isinstance(self.combine, Stateful):
+            self.combine.restore(state["combine"])
+
+
+class Epochs:
+    """Merge: the fleet works in epochs; one closes when `quorum` of those sent its model are back.
+
+    Lost devices no longer count. Everything that came in during the epoch is averaged by weight.
+    Late updates of earlier epochs are added when they come, or refused if `keep_late` is off. A
+    timer (`TimerExpired("epoch", version)`) closes an epoch early, with whoever is there.
+    `surrogates` speak for those who are away when it closes. `combine` replaces the average.
+    """
+
+    def __init__(
+        self,
+        quorum: float = 1.0,
+        keep_late: bool = True,
+        step: float = 1.0,
+        surrogates: Surrogates | None = None,
+        combine: Combine | None = None,
+    ) -> None:
+        self.quorum, self.keep_late, self.step = quorum, keep_late, step
+        self.surrogates = surrogates
+        self.combine = combine or averaged(mean=True)
+        self._gathered: list[Contribution] = []
+        self._on_time = 0
+        self._expired = -1
+
+    def add(self, contribution: Contribution, view: ServerView) -> Drop | None:
+        on_time = contribution.task.version == view.store.head()
+        if not on_time and not self.keep_late:
+            return Drop("its round is closed")
+        self._on_time += on_time
+        self._gathered.append(contribution)
+        return None
+
+    def settle(self, view: ServerView) -> Iterable[Commit]:
+        version = view.store.head()
+        expected = self._on_time + view.store.pins(version)
+        enough = self._on_time >= quota(self.quorum, expected)
+        if not self._gathered or not (enough or self._expired == version):
+            return ()
+        gathered, others = self._gathered, list[Contribution]()
+        if self.surrogates is not None:
+            present = {contribution.task.device for contribution in gathered}
+            others = list(self.surrogates(MAIN, present, view))
+        params = self.combine(MAIN, view.store.head_params(), [*gathered, *others], self.step)
+        commit = Commit(MAIN, params, len(gathered), len(others))
+        self._gathered, self._on_time = [], 0
+        return (commit,)
+
+    def on_timer(self, due: TimerExpired, view: ServerView) -> None:
+        if due.name == "epoch":
+            self._expired = due.version
+
+    def state(self) -> dict[str, Any]:
+        own = {"gathered": self._gathered, "on_time": self._on_time, "expired": self._expired}
+        return {**own, **_state_of(self.combine)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._gathered = list(state["gathered"])
+        self._on_time, self._expired = state["on_time"], state["expired"]
+        if isinstance(self.combine, Stateful):
+            self.combine.restore(state["combine"])

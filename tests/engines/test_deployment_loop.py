@@ -1,0 +1,398 @@
+"""Nodes come, go, fail and lie; the loop goes on, and says what it did."""
+
+import re
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+
+from fake_grid import ToyFederation, ToyNode, revived, saved
+from latecomer.core.messages import ServingSettings
+from latecomer.engines.deployment_loop import Timeouts
+from latecomer.engines.transport import Delivery
+from latecomer.engines.wire import Packed, Payload, decode_task, pack
+from latecomer.strategies.recipe import recipes
+from toy import SIZE
+
+BAD = 2  # the node that misbehaves
+
+
+class Liar(ToyNode):
+    """Answers with what `lie` makes of the honest answer."""
+
+    lie = staticmethod(lambda honest: honest)
+
+    def reply(self, honest):
+        return self.lie(honest)
+
+
+def liar(lie):
+    node = Liar(f"toy-{BAD}")
+    node.lie = lie
+    return node
+
+
+def telling(**fields):
+    names = {name.replace("_", "-"): value for name, value in fields.items()}
+    return lambda honest: replace(honest, fields={**honest.fields, **names})
+
+
+def measuring(**metrics):
+    names = {name.replace("_", "-"): value for name, value in metrics.items()}
+    return lambda honest: replace(honest, metrics={**honest.metrics, **names})
+
+
+def bringing(array):
+    return lambda honest: replace(honest, array=array)
+
+
+def without(field):
+    def lie(honest):
+        return replace(honest, fields={n: v for n, v in honest.fields.items() if n != field})
+
+    return lie
+
+
+NAN = pack(torch.full((SIZE,), float("nan")))
+LIES = {
+    "too long": (bringing(pack(torch.ones(SIZE + 1))), "shape"),
+    "two rows": (bringing(pack(torch.ones(SIZE), torch.ones(SIZE))), "shape"),
+    "float64": (bringing(Packed("float64", (1, SIZE), b"x")), "float64"),
+    "objects": (bringing(Packed("float32", (1, SIZE), b"\x80\x04." * 40)), "not what it claims"),
+    "no array": (bringing(None), "no array"),
+    "nan": (bringing(NAN), "not finite"),
+    "huge": (bringing(pack(torch.full((SIZE,), 3e38))), "not finite|norm"),
+    "another task": (telling(task="s-0"), "another task"),
+    "negative examples": (measuring(num_examples=-5), "num_examples"),
+    "a million million examples": (measuring(num_examples=10**12), "num_examples"),
+    "true examples": (measuring(num_examples=True), "num_examples"),
+    "a metric that is true": (measuring(loss=True), "metric"),
+    "a metric that is a text": (measuring(loss="low"), "metric"),
+    "a metric that is a list": (measuring(loss=[1.0]), "metric"),
+    "a metric that is nan": (measuring(loss=float("nan")), "metric"),
+    "negative noise": (telling(noise_std=-1.0), "noise_std"),
+    "a choice it did not have": (telling(choice=1), "choice"),
+    "a negative choice": (telling(choice=-1), "choice"),
+    "a choice that is a text": (telling(choice="0"), "choice"),
+    "epsilon infinite": (telling(epsilon=float("inf")), "epsilon"),
+    "last that is a text": (telling(last="yes"), "last"),
+    "no task": (without("task"), "task"),
+    "no epsilon": (without("epsilon"), "epsilon"),
+    "nothing": (lambda honest: Payload({}), "task"),
+    "a numpy array for metrics": (measuring(loss=np.ones(3)), "metric"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(name):
+    lie, reason = LIES[name]
+    run = ToyFederation(nodes={BAD: liar(lie)})
+    assert run.until(40) == "updates"
+    refused = [f for kind in ("refusal", "drop") for f in run.lines(kind)]
+    assert refused
+    assert all(f["device"] == BAD for f in refused)
+    assert all(re.search(reason, f["reason"]) for f in refused)
+    assert {f["device"] for f in run.lines("arrival")} == {0, 1, 3, 4}
+    assert all(np.isfinite(head).all() for head in run.heads().values())
+
+
+@pytest.mark.parametrize("name", ["nan", "no array"])
+def test_a_liar_is_asked_ever_more_rarely(name):
+    run = ToyFederation(nodes={BAD: liar(LIES[name][0])}, patience=Timeouts(back_off=4.0))
+    run.until(virtual_seconds=200.0)
+    asked = [time for time, node, kind in run.post.sent if node == BAD and kind == "train"]
+    gaps = np.diff(asked)
+    assert 4 <= len(asked) <= 8
+    assert (np.diff(gaps) > 0).all()
+
+
+def test_a_node_that_recovers_is_used_again():
+    turns = iter(["the client raised an error"] * 2)
+    run = ToyFederation(nodes={BAD: liar(lambda honest: next(turns, honest))})
+    run.until(60)
+    assert [f["reason"] for f in run.lines("drop")] == ["the client raised an error"] * 2
+    assert BAD in {f["device"] for f in run.lines("arrival")}
+    assert run.loop.roster.devices[BAD].failures == 0
+
+
+@dataclass
+class Listener(ToyNode):
+    """Remembers how it is to use the models it is sent."""
+
+    uses: list[ServingSettings | None] = field(default_factory=list)
+
+    def __call__(self, kind, parcel):
+        if kind == "train" and "go-on" not in parcel.fields:
+            self.uses.append(decode_task(parcel, lambda name: (None, SIZE)).use)
+        return super().__call__(kind, parcel)
+
+
+def test_tasks_tell_devices_how_to_use_the_model():
+    node = Listener("toy-0")
+    run = ToyFederation("latecomer", nodes={0: node})
+    run.until(40)
+    assert node.uses[-1] == ServingSettings(mix=1.0)
+    run.loop.server.strategy.own.mix = 0.5
+    run.until(80)
+    assert node.uses[-1] == run.loop.server.use("main") == ServingSettings(mix=0.5)
+    plain = Listener("toy-0")
+    ToyFederation("fedasync", nodes={0: plain}).until(10)
+    assert plain.uses[-1] is None
+
+
+@pytest.mark.parametrize("strategy", sorted(recipes()))
+def test_strange_but_lawful_metrics_break_no_strategy(strategy):
+    odd = {"loss_rms": -1e300, "feedback": 1e300, "error": -5, "loss_0": -1e300, "soft_0": 1e300}
+    nodes = {BAD: liar(measuring(**odd)), 3: ToyNode("toy-3")}
+    nodes[BAD].lie = lambda honest: replace(honest, metrics={**honest.metrics, **odd})
+    run = ToyFederation(strategy, nodes=nodes)
+    assert run.until(60) == "updates"
+
+
+def test_an_answer_counts_once():
+    run = ToyFederation()
+    run.until(5)
+    seen = []
+    collect = run.post.collect
+
+    def twice(until):
+        found = collect(until)
+        seen.extend(found)
+        return found + found[:1]
+
+    run.post.collect = twice
+    run.until(20)
+    tasks = [f["task"] for f in run.lines("arrival")]
+    assert len(tasks) == len(set(tasks))
+    assert all(f["reason"] == "it answers no message that is open" for f in run.lines("refusal"))
+    assert run.lines("refusal")
+
+
+def test_a_reply_nobody_asked_for_is_refused():
+    run = ToyFederation()
+    run.until(3)
+    run.post.again(Delivery("m999", Payload({"task": "s-1"})))
+    run.until(6)
+    assert run.lines("refusal") == [
+        {"device": None, "task": None, "reason": "it answers no message that is open"}
+    ]
+
+
+def test_a_node_that_does_not_say_who_it_is_gets_no_task():
+    run = ToyFederation(nodes={BAD: lambda kind, parcel: Payload({"name": 5})})
+    run.until(40)
+    assert BAD not in {node for _, node, kind in run.post.sent if kind == "train"}
+    assert "no introduction" in run.lines("refusal")[0]["reason"]
+    assert run.lines("refusal")[0]["node"] == BAD
+
+
+def test_a_node_cannot_take_the_name_of_another_device():
+    run = ToyFederation(nodes={9: ToyNode("toy-0", key="guessed")})
+    run.until(40)
+    assert 9 not in {node for _, node, kind in run.post.sent if kind == "train"}
+    assert "another key" in run.lines("refusal")[0]["reason"]
+
+
+def test_a_rejected_push_is_tried_again_later():
+    run = ToyFederation()
+    run.until(5)
+    run.post.rejects.add(0)
+    run.until(20)
+    assert {f["reason"] for f in run.lines("drop")} == {"the message was not taken"}
+    run.post.rejects.clear()
+    before = len(run.lines("arrival"))
+    run.until(80)
+    assert 0 in {f["device"] for f in run.lines("arrival")[before:]}
+
+
+def test_a_device_keeps_its_number_under_a_new_node():
+    """A node that restarts without a key comes back under another id."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(10)
+    silent = run.post.answers.pop(BAD)
+    run.post.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
+    run.until(40)
+    arrived = [f for f in run.lines("arrival") if f["device"] == BAD]
+    assert arrived
+    assert len(run.lines("introduction")) == 5
+    assert run.lines("return") == [{"device": BAD}]
+    # The task that it had is sent again, not another one.
+    assert run.post.answers[BAD + 5].asked[0] == silent.asked[0]
+    assert not run.lines("refusal")
+
+
+def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
+    """As a real SuperLink does: it lists a dead node, and reports the loss, for a minute."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(10)
+    (message,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
+    run.post.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
+    run.until(30)
+    run.post.again(Delivery(message, error="the node is not available"))
+    run.until(40)
+    del run.post.answers[BAD]
+    run.until(60)
+    assert not [f for kind in ("refusal", "drop") for f in run.lines(kind)]
+    assert sum(node == BAD for _, node, _ in run.post.sent) == 2  # a greeting and a task
+    assert len([f for f in run.lines("arrival") if f["device"] == BAD]) > 5
+
+
+def lost_node(**options):
+    """A run whose node BAD is lost with a task, and that node."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, **options)
+    run.until(virtual_seconds=500.0)
+    silent = run.post.answers[BAD]
+    (message,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
+    run.post.again(Delivery(message, error="the node is not available", lost=True))
+    return run, silent
+
+
+def test_a_device_that_was_lost_comes_back_to_its_task():
+    """With a key it comes back under the same number, perhaps before we have seen it go."""
+    run, silent = lost_node()
+    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.until(virtual_seconds=600.0)
+    assert [f["device"] for f in run.lines("away")] == [BAD]
+    assert back.asked[0] == silent.asked[0]
+    assert not run.lines("drop")
+    tasks = [f["task"] for f in run.lines("arrival") if f["device"] == BAD]
+    assert len(tasks) == len(set(tasks)) > 1
+
+
+def test_a_device_that_was_lost_leaves_its_place_to_others_at_once():
+    run, _ = lost_node(options={"concurrency": 1}, patience=Timeouts(overdue=1e9))
+    before = run.server.accepted
+    run.until(virtual_seconds=600.0)
+    assert run.server.accepted > before
+
+
+def test_a_device_that_stays_away_loses_its_task():
+    run, _ = lost_node(patience=Timeouts(away=20.0))
+    del run.post.answers[BAD]
+    run.until(virtual_seconds=600.0)
+    assert [f["reason"] for f in run.lines("drop")] == ["its device has not come back"]
+
+
+def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
+    """With its key a node may be back under its number at the very moment it is given up."""
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(virtual_seconds=100.0)
+    silent = run.post.answers[BAD]
+    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.post.busy_until[BAD] = 0.0
+    run.until(virtual_seconds=500.0)
+    assert [f["reason"] for f in run.lines("away")] == ["the node knows nothing of it any more"]
+    assert back.asked[0] == silent.asked[0]
+    assert not run.lines("drop")
+
+
+def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run.until(virtual_seconds=3000.0)
+    assert [kind for _, node, kind in run.post.sent if node == BAD] == ["hello", "train", "hello"]
+    assert not run.lines("away")
+
+
+def test_two_answers_to_one_task_at_one_moment_count_once():
+    answers = []
+    run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})
+    run.until(10)
+    (old,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
+    run.post.answers[BAD + 5] = liar(lambda honest: answers.append(honest))
+    run.until(20)
+    (new,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD and m != old]
+    for message, answer in zip((old, new), answers, strict=True):
+        run.post.again(Delivery(message, answer))
+    run.until(30)
+    assert [f["reason"] for f in run.lines("refusal")] == ["the task is unknown or already closed"]
+    assert len([f for f in run.lines("arrival") if f["device"] == BAD]) == 1
+
+
+def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
+    patience = Timeouts(overdue=10.0, look=1.0)
+    slow = ToyFederation(
+        nodes={BAD: liar(lambda honest: None)}, patience=patience, options={"concurrency": 1}
+    )
+    slow.until(15)
+    assert [f["device"] for f in slow.lines("overdue")] == [BAD]
+    (message, flight), *_ = [
+        (m, f) for m, f in slow.loop.flights.open.items() if f.device == BAD and f.task is not None
+    ]
+    key = slow.loop.flights.keys[flight.task]
+    late = ToyNode("x").reply(
+        Payload(
+            {"task": key, "silent": False, "noise-std": 0.0, "choice": 0, "epsilon": 0.0,
+             "last": False},
+            {"num-examples": 3},
+            pack(torch.ones(SIZE)),
+        )
+    )  # fmt: skip
+    slow.post.answers[BAD] = ToyNode(f"toy-{BAD}")
+    slow.post.again(Delivery(message, late))
+    before = slow.server.accepted
+    slow.until(before + 1)
+    (line,) = [f for f in slow.lines("arrival") if f["device"] == BAD]
+    assert line["task"] == flight.task
+    assert line["staleness"] > 5
+    slow.until(before + 30)
+    assert len([f for f in slow.lines("arrival") if f["device"] == BAD]) > 1
+
+
+def test_a_task_is_given_up_in_the_end():
+    patience = Timeouts(overdue=10.0, give_up=30.0)
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, patience=patience)
+    run.until(virtual_seconds=40.0)
+    assert [f["reason"] for f in run.lines("drop")] == ["no answer within 30 s"]
+    assert len(run.server.open_tasks) <= 5
+
+
+# A new life after the server was killed.
+
+
+@pytest.mark.parametrize("strategy", sorted(recipes()))
+def test_a_restarted_server_goes_on_from_its_checkpoint(strategy):
+    first = ToyFederation(strategy)
+    first.until(23)
+    commits, accepted, now = first.server.store.commits, first.server.accepted, first.loop.now
+    opened = {first.loop.flights.keys[task] for task in first.server.open_tasks}
+    nodes = dict(first.post.answers)
+    asked = {i: len(node.asked) for i, node in nodes.items()}
+    second = revived(saved(first), nodes, strategy=strategy)
+    assert second.loop.now == now
+    assert second.until(60) == "updates"
+    assert second.server.store.commits >= commits
+    assert second.server.accepted == 60 > accepted
+    assert not second.lines("introduction")  # all are known by name
+    again = {key for i, node in nodes.items() for key in node.asked[asked[i] :]}
+    assert opened <= again
+    tasks = [f["task"] for f in first.lines("arrival") + second.lines("arrival")]
+    assert len(tasks) == len(set(tasks))
+
+
+def test_what_was_given_after_the_checkpoint_is_never_mistaken_for_something_else():
+    first = ToyFederation()
+    first.until(10)
+    state = saved(first)
+    first.until(20)  # and then it is killed: these are forgotten
+    second = revived(state, dict(first.post.answers))
+    before = {key for node in first.post.answers.values() for key in node.asked}
+    known = set(second.loop.flights.keys.values())
+    second.until(30)
+    new = {key for node in second.post.answers.values() for key in node.asked} - before
+    assert all(key.startswith("t-") for key in new)
+    assert known <= before
+
+
+def test_a_device_that_does_not_come_back_loses_its_place():
+    first = ToyFederation(options={"concurrency": 2})
+    first.until(10)
+    (gone, *_) = first.server.working
+    second = revived(saved(first), None, patience=Timeouts(overdue=20.0, give_up=50.0),
+                     options={"concurrency": 2})  # fmt: skip
+    del second.post.answers[gone]
+    second.until(virtual_seconds=second.loop.now + 40)
+    assert gone in [f["device"] for f in second.lines("overdue")]
+    assert gone not in second.server.working
+    second.until(virtual_seconds=second.loop.now + 40)
+    assert "its device has not come back" in [f["reason"] for f in second.lines("drop")]

@@ -1,0 +1,199 @@
+"""Tasks in parts: a broadcast reaches a device at work, on real nodes as in the simulation."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fake_grid import ToyFederation, ToyNode, revived, saved
+from latecomer.core.messages import Offer, Task, TrainSpec
+from latecomer.core.strategy import Strategy
+from latecomer.engines.resumable_tasks import ResumableTask, restored
+from latecomer.engines.wire import GoOn, Progress, Refused
+from latecomer.strategies.recipe import build_strategy
+from toy import ToyRun, toy_fleet, toy_server
+
+BAD = 4  # the slowest device, which hears the most
+
+
+def both(passes, **options):
+    """The virtual engine and the loop over the same nodes, with so many passes in a task."""
+    virtual = ToyRun(toy_server("echopfl", options), toy_fleet())
+    real = ToyFederation("echopfl", options=options)
+    for run in (virtual, real):
+        run.server.spec = replace(run.server.spec, local_epochs=passes)
+    return virtual, real
+
+
+@pytest.mark.parametrize("passes", [2, 4, 8])
+@pytest.mark.parametrize("policy", ["always", "every-n", "predictor", "oracle"])
+def test_the_models_are_those_of_the_simulation_to_the_bit(policy, passes):
+    virtual, real = both(passes, broadcast=policy, broadcast_every=2)
+    virtual.until(80)
+    assert real.until(80) == "updates"
+    assert real.heads() == virtual.heads()
+    arrived = [
+        [(time, {n: v for n, v in f.items() if n != "spans"}) for time, kind, f in run.log
+         if kind == "arrival"]
+        for run in (real, virtual)
+    ]  # fmt: skip
+    assert arrived[0] == arrived[1]
+    assert not real.lines("refusal")
+    assert not real.lines("drop")
+
+
+def test_devices_do_go_on_from_newer_models():
+    _, real = both(4, broadcast="always")
+    real.until(80)
+    given = {f["task"]: f["version"] for f in real.lines("dispatch")}
+    renewed = [f for f in real.lines("arrival") if f["sent"] > given[f["task"]]]
+    assert len(renewed) > 10
+    assert real.lines("undelivered")  # to those whose last pass has begun
+
+
+def test_all_versions_are_let_go():
+    _, real = both(4, broadcast="always")
+    for updates in range(5, 80, 5):
+        real.until(updates)
+        pinned = sorted(v for t in real.server.open_tasks.values() for v in t.versions)
+        store = real.server.store
+        assert sum(store.pins(v) for v in set(pinned)) == len(pinned)
+        assert set(real.loop.flights.courses) <= set(real.server.open_tasks)
+
+
+@pytest.mark.parametrize("name", ["fedasync", "fedavg", "clusterfl", "ifca"])
+def test_who_does_not_broadcast_sends_whole_tasks(name):
+    assert not build_strategy(name).broadcasts
+    assert not Strategy().broadcasts
+    assert not build_strategy("echopfl", {"broadcast": "never"}).broadcasts
+    run = ToyFederation(name)
+    run.until(20)
+    assert not run.loop.flights.courses
+
+
+def test_a_restarted_server_takes_up_tasks_in_their_middle():
+    _, first = both(8, broadcast="always")
+    first.until(33)
+    nodes = dict(first.post.answers)
+    assert any(node.done for node in nodes.values())
+    second = revived(saved(first), nodes, strategy="echopfl", options={"broadcast": "always"})
+    assert second.until(80) == "updates"
+    tasks = [f["task"] for f in first.lines("arrival") + second.lines("arrival")]
+    assert len(tasks) == len(set(tasks))
+    refused = {f["reason"] for kind in ("refusal", "drop") for f in second.lines(kind)}
+    # What a forgotten life has broadcast is not mistaken for anything else.
+    assert refused <= {
+        "refused: it went on from a model that this server does not remember sending"
+    }
+
+
+class Liar(ToyNode):
+    lie = staticmethod(lambda progress: progress)
+
+    def progress(self):
+        return self.lie(super().progress())
+
+
+def saying(**fields):
+    return lambda honest: replace(honest, fields={**honest.fields, **fields})
+
+
+LIES = {
+    "it has not begun": (saying(passes=0), "passes must be"),
+    "it has done all": (saying(passes=4), "passes must be"),
+    "it has done too much": (saying(passes=10**9), "passes must be"),
+    "half a pass": (saying(passes=0.5), "passes"),
+    "true": (saying(passes=True), "passes"),
+    "another task": (saying(task="s-0"), "another task"),
+    "a model it was not sent": (saying(choice=1, base="s-1"), "does not remember|another"),
+    "a model without a name": (saying(choice=7), "does not remember"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_about_its_progress_is_refused(name):
+    lie, reason = LIES[name]
+    liar = Liar(f"toy-{BAD}")
+    liar.lie = lie
+    run = ToyFederation("echopfl", {BAD: liar}, options={"broadcast": "every-n"})
+    run.server.spec = replace(run.server.spec, local_epochs=4)
+    assert run.until(40) == "updates"
+    refused = run.lines("drop")
+    assert refused
+    assert {f["device"] for f in refused} == {BAD}
+    assert all(re.search(reason, f["reason"]) for f in refused)
+
+
+def test_a_device_that_has_lost_its_place_loses_the_task():
+    class Forgets(ToyNode):
+        def go_on(self, told):
+            self.order = None
+            return super().go_on(told)
+
+    run = ToyFederation("echopfl", {BAD: Forgets(f"toy-{BAD}")})
+    assert run.until(40) == "updates"
+    assert all("not in the middle" in f["reason"] for f in run.lines("drop"))
+
+
+def test_a_node_that_goes_in_mid_task_goes_on_when_it_is_back():
+    _, run = both(8, broadcast="always")
+    run.until(12)
+    node = run.post.answers.pop(BAD)
+    task = run.server.working[BAD]
+    run.until(20)
+    run.post.answers[BAD + 5] = node
+    run.until(60)
+    assert run.lines("return") == [{"device": BAD}]
+    assert task in [f["task"] for f in run.lines("arrival") if f["device"] == BAD]
+
+
+# The book-keeping itself.
+
+
+def a_task(offers=(), broadcasts=()):
+    return Task(0, 0, 0, "main", 0, TrainSpec(local_epochs=4), torch.zeros(2),
+                offers=offers, broadcasts=broadcasts)  # fmt: skip
+
+
+def test_only_the_newest_is_sent_and_each_once():
+    one, two = (Offer("main", v, torch.full((2,), float(v))) for v in (1, 2))
+    course, task = ResumableTask(4), a_task(broadcasts=(one, two))
+    course.broadcast(1, "s-1")
+    course.broadcast(2, "s-2")
+    assert course.usable == (2,)
+    sent = course.go_on(task, "k")
+    assert (sent.until, sent.number, sent.name) == (2, 2, "s-2")
+    assert torch.equal(sent.newer, two.params)
+    course.heard(Progress(2, 2, "s-2"))
+    assert course.usable == (2,)
+    assert course.go_on(task, "k") == GoOn("k", 3)
+
+
+def test_a_device_on_another_branch_is_told_which_offer_it_is_for():
+    other = Offer("other", 1, torch.ones(2))
+    course = ResumableTask(4)
+    course.broadcast(2, "s-2")
+    news = Offer("other", 3, torch.ones(2))
+    assert course.go_on(a_task((other,), (news,)), "k").fits == 1
+
+
+def test_what_it_was_told_stays_usable_until_it_has_spoken():
+    course, task = ResumableTask(4), a_task(broadcasts=(Offer("main", 1, torch.ones(2)),) * 2)
+    course.broadcast(1, "s-1")
+    course.go_on(task, "k")
+    course.broadcast(2, "s-2")
+    assert course.usable == (1, 2)
+    course.heard(Progress(2))  # it has stayed with its branch
+    assert course.usable == (2,)
+
+
+def test_it_comes_out_of_a_checkpoint_as_it_went_in():
+    course = ResumableTask(4, 2, 1, 2, 3, {1: "s-1"})
+    assert restored(course.state()) == course
+
+
+def test_a_word_from_the_past_is_refused():
+    course = ResumableTask(4, until=3)
+    with pytest.raises(Refused, match="passes must be 3 to 3"):
+        course.heard(Progress(2))

@@ -1,0 +1,384 @@
+"""When a new model is told to those at work: each policy by hand."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from commands import sends
+from latecomer.core.codec import decode, encode, storable
+from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, Note, Update
+from latecomer.core.store import ModelStore
+from latecomer.core.strategy import BroadcastHead, Commit, Drop, Mix
+from latecomer.strategies.parts import broadcasts as broadcasting
+from latecomer.strategies.parts.broadcast_predictor import Predictor, state_of
+from latecomer.strategies.parts.broadcasts import RECORDS, Broadcasting, Record, sampled
+from toy import SIZE, ToyRun, toy_fleet, toy_server
+
+
+class Given:
+    """Merge: the new head is what the contribution says."""
+
+    def __init__(self):
+        self.followed = []
+
+    def add(self, contribution, view):
+        if contribution.model is None:
+            return Drop("it wants none")
+        return Commit(contribution.lineage, torch.tensor([contribution.model]), 1)
+
+    def settle(self, view):
+        return ()
+
+    def on_fork(self, parent, child):
+        self.followed.append((parent, child))
+
+    def on_absorb(self, into, gone):
+        self.followed.append((into, gone))
+
+
+class Line:
+    """A lineage whose model is one number, beginning with 0."""
+
+    def __init__(self, policy, every=5):
+        self.part = Broadcasting(Given(), policy, every)
+        self.store = ModelStore(torch.zeros(1))
+
+    def to(self, model, lineage=MAIN):
+        """Commit `model`; whether it is broadcast."""
+        contribution = SimpleNamespace(lineage=lineage, model=model)
+        result = self.part.add(contribution, self)
+        if isinstance(result, Commit):
+            self.store.commit(result.lineage, result.params)
+        return self.told()
+
+    def told(self):
+        return [wish.lineage for wish in self.part.refine(self)]
+
+    def through(self, *models):
+        return [bool(self.to(model)) for model in models]
+
+    def record(self, lineage=MAIN):
+        return self.part._records[lineage]
+
+
+def test_never_and_always():
+    assert Line("never").through(1.0, 2.0, 3.0) == [False] * 3
+    assert Line("always").through(1.0, 2.0, 3.0) == [True] * 3
+
+
+def test_every_nth_merge():
+    assert Line("every-n", 3).through(*map(float, range(1, 8))) == [False, False, True] * 2 + [
+        False
+    ]
+
+
+def test_lineages_are_counted_apart():
+    line = Line("every-n", 2)
+    line.store.fork(MAIN, "other")
+    assert line.to(1.0) == []
+    assert line.to(1.0, "other") == []
+    assert line.to(2.0, "other") == ["other"]
+    assert line.to(2.0) == [MAIN]
+
+
+def test_what_is_dropped_changes_nothing():
+    line = Line("always")
+    assert line.to(None) == []
+
+
+def test_the_oracle_is_eq_4_one_merge_late():
+    """Gathered since the last broadcast, and the change that followed."""
+    line = Line("oracle")
+    told = line.through(
+        1.0,  # nothing had gathered
+        1.5,  # 1 had gathered, then 0.5: it would have paid; 1.5 is broadcast
+        3.0,  # nothing had gathered
+        3.2,  # 1.5, then 0.2
+        3.3,  # nothing
+        3.5,  # 0.1, then 0.2: it would not have paid
+        3.8,  # 0.3, then 0.3: just so
+    )
+    assert told == [False, True, False, True, False, False, True]
+
+
+def test_the_oracle_is_silent_while_nothing_changes():
+    assert Line("oracle").through(0.0, 0.0, 0.0) == [False] * 3
+
+
+class Fake:
+    """A predictor that says what it is told to, and keeps its lessons."""
+
+    says = 0.0
+
+    def __init__(self, weights=None):
+        self.lessons, self.seen = [], []
+
+    def chance(self, state):
+        self.seen.append(state)
+        return self.says
+
+    def learn(self, states, truths):
+        self.lessons.append((list(states), list(truths)))
+
+    def weights(self):
+        return {}
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(broadcasting, "Predictor", Fake)
+    yield Fake
+    Fake.says = 0.0
+
+
+def test_the_predictor_decides(fake):
+    fake.says = 0.51
+    assert Line("predictor").through(1.0, 2.0) == [True, True]
+    fake.says = 0.5
+    assert Line("predictor").through(1.0, 2.0) == [False, False]
+
+
+def test_the_predictor_sees_the_last_changes_and_what_has_gathered(fake):
+    line = Line("predictor")
+    line.through(1.0, 3.0, 2.5)
+    expected = state_of([1.0, 2.0, 0.5], 2.5, RECORDS)
+    assert torch.equal(line.record().predictor.seen[-1], expected)
+    line.through(*(float(i) for i in range(20)))
+    assert len(line.record().changes) == RECORDS
+
+
+def test_after_a_broadcast_nothing_has_gathered(fake):
+    fake.says = 1.0
+    line = Line("predictor")
+    line.through(1.0, 3.0)
+    assert torch.equal(line.record().predictor.seen[-1], state_of([1.0, 2.0], 2.0, RECORDS))
+
+
+# Each step of 1 follows a step of 1: what has gathered at a prediction is never less than what
+# follows, and every broadcast pays. Steps that grow pay only if more than one has gathered.
+@pytest.mark.parametrize("says", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("step", "truths"),
+    [
+        (lambda t: float(t), {0.0: [1] * 10, 1.0: [1] * 10}),
+        (lambda t: 3.0**t, {0.0: [0] * 10, 1.0: [0] * 10}),
+        (lambda t: t * (t + 1) / 2, {0.0: [0] + [1] * 9, 1.0: [0] * 10}),
+    ],
+    ids=["even", "tripling", "growing"],
+)
+def test_the_truth_is_eq_4_for_the_moment_of_the_prediction(fake, says, step, truths):
+    fake.says = says
+    line = Line("predictor")
+    start = step(0)
+    line.to(start)
+    line.part._records.clear()
+    for t in range(1, 12):
+        line.to(step(t))
+    ((states, found),) = line.record().predictor.lessons
+    assert found == truths[says]
+    assert len(states) == RECORDS
+
+
+def test_ten_truths_make_a_lesson_and_are_then_forgotten(fake):
+    line = Line("predictor")
+    line.through(*map(float, range(1, 33)))
+    lessons = line.record().predictor.lessons
+    assert [len(truths) for _, truths in lessons] == [10, 10, 10]
+    assert len(line.record().states) == 2
+    # Every state is told its own truth, in order.
+    assert torch.equal(lessons[1][0][0], line.record().predictor.seen[10])
+
+
+def test_it_goes_on_learning():
+    line = Line("predictor")
+    before = Predictor().weights()["out.bias"]
+    line.through(*(1.1**t for t in range(12)))
+    assert not torch.equal(line.record().predictor.weights()["out.bias"], before)
+
+
+# Lineages come and go
+
+
+def with_lessons(policy="predictor"):
+    """A line whose predictor is no longer that of the package."""
+    line = Line(policy)
+    line.through(*(1.1**t for t in range(12)))
+    return line
+
+
+def test_on_a_split_the_weights_are_inherited_the_records_are_not_and_nobody_is_told():
+    line = with_lessons()
+    line.store.fork(MAIN, "child")
+    line.part.on_fork(MAIN, "child")
+    assert line.told() == []
+    child, parent = line.record("child"), line.record()
+    assert (child.changes, child.states, child.truths, child.told) == ([], [], [], None)
+    inherited, own = child.predictor.weights(), parent.predictor.weights()
+    assert all(torch.equal(inherited[name], value) for name, value in own.items())
+    assert len(parent.changes) == RECORDS
+    # Each learns for itself from now on.
+    child.predictor.learn([state_of([1.0], 1.0, RECORDS)], [0])
+    assert all(torch.equal(line.record().predictor.weights()[n], v) for n, v in own.items())
+    assert line.part.inner.followed == [(MAIN, "child")]
+
+
+def test_a_child_gathers_from_the_fork_on():
+    line = Line("oracle")
+    line.to(10.0)
+    line.store.fork(MAIN, "child")
+    line.part.on_fork(MAIN, "child")
+    assert line.to(11.0, "child") == []  # nothing had gathered
+    assert line.to(11.5, "child") == ["child"]  # 1 had, then 0.5
+
+
+def test_on_a_merge_records_are_sampled_predictors_averaged_and_all_are_told():
+    line = with_lessons()
+    line.store.fork(MAIN, "child")
+    line.part.on_fork(MAIN, "child")
+    for model in (5.0, 9.0, 9.5):
+        line.to(model, "child")
+    line.told()
+    child, parent = line.record("child"), line.record()
+    child.predictor = Predictor({n: v + 2 for n, v in parent.predictor.weights().items()})
+    expected = sampled(parent.changes, child.changes)
+    own = parent.predictor.weights()
+    line.store.absorb(MAIN, "child")
+    line.part.on_absorb(MAIN, "child")
+    assert line.told() == [MAIN]
+    merged = line.record()
+    assert merged.changes == expected
+    assert all(
+        torch.allclose(value, own[name] + 1) for name, value in merged.predictor.weights().items()
+    )
+    assert (merged.states, merged.truths) == ([], [])
+    assert torch.equal(merged.told, line.store.head_params())
+    assert "child" not in line.part._records
+    assert line.told() == []
+
+
+def test_with_never_a_merge_is_not_told_either():
+    line = Line("never")
+    line.store.fork(MAIN, "child")
+    line.store.absorb(MAIN, "child")
+    line.part.on_absorb(MAIN, "child")
+    assert line.told() == []
+
+
+def test_a_lineage_that_is_gone_is_not_broadcast():
+    line = Line("always")
+    line.store.fork(MAIN, "child")
+    contribution = SimpleNamespace(lineage="child", model=3.0)
+    line.store.commit("child", line.part.add(contribution, line).params)
+    line.store.absorb(MAIN, "child")
+    line.part.on_absorb(MAIN, "child")
+    assert line.told() == [MAIN]
+
+
+def test_records_are_sampled_in_proportion_to_their_variance():
+    """Variances 1 and 9: one of ten from the first, the largest; nine of which there are two."""
+    assert sampled([1.0, 3.0], [0.0, 6.0]) == [3.0, 6.0, 0.0]
+    # Variances 3 and 7 in units of the first: three and seven of ten.
+    one, other = [0.0, 2.0] * 5, [0.0, 2 * (7 / 3) ** 0.5] * 5
+    found = sampled(one, other)
+    assert len(found) == RECORDS
+    assert sum(value in (0.0, 2.0) for value in found[:3]) == 3
+    assert found[3:].count(other[1]) == 5
+    assert sampled([4.0, 4.0], [2.0]) == [4.0, 4.0, 2.0]  # no variance at all: half of each
+    assert sampled([], []) == []
+
+
+# Checkpoints
+
+
+def test_its_state_survives_a_file():
+    line = with_lessons()
+    line.part._due = [MAIN]
+    tree, tensors = encode(line.part.state())
+    state = decode(json.loads(json.dumps(tree, allow_nan=False)), storable(tensors))
+    twin = Line("predictor")
+    twin.part.restore(state)
+    twin.store = line.store
+    assert twin.told() == line.told() == [MAIN]
+    one, two = line.record(), twin.record()
+    assert torch.equal(one.told, two.told)
+    assert (one.changes, one.truths, one.merges, one.gathered) == (
+        two.changes,
+        two.truths,
+        two.merges,
+        two.gathered,
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one.states, two.states, strict=True))
+    again = two.predictor.weights()
+    assert all(torch.equal(again[n], v) for n, v in one.predictor.weights().items())
+
+
+def test_every_field_of_a_record_is_in_the_state():
+    stored = broadcasting._stored(Record(predictor=Predictor()))
+    assert set(stored) == set(Record.__slots__)
+
+
+# In the server
+
+
+def test_those_at_work_are_told_and_the_bytes_counted():
+    server = toy_server("echopfl", {"clusters": 1, "most": 1.0, "broadcast": "always"})
+    tasks = sends(server.handle(*(Joined(device) for device in range(3))))
+    commands = server.handle(Arrived(1, Update(tasks[1].id, torch.ones(SIZE), 5)))
+    (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
+    assert [task.device for task in broadcast.tasks] == [0, 2]
+    assert [task.versions for task in broadcast.tasks] == [(0, 1), (0, 1)]
+    (line,) = [c.fields for c in commands if isinstance(c, Note) and c.kind == "broadcast"]
+    assert line == {"lineage": MAIN, "version": 1, "devices": 2, "bytes": 2 * 4 * SIZE}
+    # Device 1 itself is sent the new model with its next task.
+    assert [task.version for task in sends(commands)] == [1]
+    assert server.store.pins(1) == 3
+
+
+def test_nobody_else_is_told_of_a_cluster():
+    server = toy_server("echopfl", {"broadcast": "always"})
+    tasks = sends(server.handle(*(Joined(device) for device in range(4))))
+    for device, at in ((0, 0.0), (1, 8.0), (2, 8.0)):
+        update = Update(tasks[device].id, torch.full((SIZE,), at), 5)
+        commands = server.handle(Arrived(device, update))
+    # Devices 1 and 2 are in cluster-1; device 0 and the one not heard yet are not told.
+    (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
+    assert [task.device for task in broadcast.tasks] == [1]
+
+
+def test_a_spread_of_what_everybody_has_is_no_broadcast():
+    server = toy_server("echopfl", {"clusters": 1, "most": 1.0, "broadcast": "never"})
+    server.handle(Joined(0), Joined(1))
+    out = []
+    server._refine(BroadcastHead(MAIN), out)
+    assert out == []
+
+
+def test_the_inner_part_keeps_its_own_state():
+    class Remembering(Mix):
+        def state(self):
+            return {"kept": 3}
+
+        def restore(self, state):
+            self.kept = state["kept"]
+
+    part = Broadcasting(Remembering(), "always")
+    part.restore(Broadcasting(Remembering(), "always").state())
+    assert part.inner.kept == 3
+
+
+@pytest.mark.parametrize("policy", ["never", "always", "every-n", "oracle", "predictor"])
+def test_a_run_with_each_policy_can_be_resumed(policy):
+    def run():
+        return ToyRun(toy_server("echopfl", {"broadcast": policy, "every": 5}), toy_fleet(8))
+
+    whole, first = run(), run()
+    whole.until(17)
+    whole.until(80)
+    first.until(17)
+    second = first.carried_over(run())
+    second.until(80)
+    assert first.log + second.log == whole.log
+    assert second.heads() == whole.heads()
+    assert bool(whole.lines("broadcast")) is (policy != "never")
