@@ -44,14 +44,14 @@ class ToyNode:
     done: int = 0
     newer: list[tuple[int, GoOn]] = field(default_factory=list)
 
-    def __call__(self, kind: str, parcel: Payload) -> Payload | str | None:
+    def __call__(self, kind: str, payload: Payload) -> Payload | str | None:
         if kind == "hello":
             return encode_introduction(
                 Introduction(self.name, self.key or f"secret of {self.name}")
             )
-        if "go-on" in parcel.fields:
-            return self.go_on(decode_go_on(parcel, SIZE))
-        order = decode_task(parcel, lambda name: (None, SIZE))
+        if "go-on" in payload.fields:
+            return self.go_on(decode_go_on(payload, SIZE))
+        order = decode_task(payload, lambda name: (None, SIZE))
         self.asked.append(order.key)
         if order.until:
             return self.begin(order)
@@ -91,7 +91,7 @@ class ToyNode:
         return honest
 
 
-class FakePost:
+class FakeTransport:
     """Node i needs as long as device i of the fleet; introductions take no time.
 
     A node handles one message at a time, and never another if it does not answer one.
@@ -117,14 +117,14 @@ class FakePost:
         self.busy_until = {n: until for n, until in self.busy_until.items() if n in self.answers}
         return list(self.answers)
 
-    def send(self, node: int, kind: str, parcel: Payload) -> str | None:
+    def send(self, node: int, kind: str, payload: Payload) -> str | None:
         if node not in self.answers or node in self.rejects:
             return None
         number = next(self._ids)
         self.sent.append((self.time, node, kind))
         free = self.busy_until.get(node, 0.0)
-        arrives = max(self.time, free) if kind == "hello" else self._arrives(node, parcel)
-        answer = self.answers[node](kind, parcel)
+        arrives = max(self.time, free) if kind == "hello" else self._arrives(node, payload)
+        answer = self.answers[node](kind, payload)
         if kind == "train":
             self.busy_until[node] = inf if None in (answer, arrives) else arrives
         if answer is not None and arrives is not None and arrives < inf:
@@ -132,10 +132,10 @@ class FakePost:
             heapq.heappush(self._heap, (arrives, number, Delivery(f"m{number}", *parts)))
         return f"m{number}"
 
-    def _arrives(self, node: int, parcel: Payload) -> float | None:
-        told = parcel.fields
+    def _arrives(self, node: int, payload: Payload) -> float | None:
+        told = payload.fields
         if "go-on" not in told:
-            journey = self._journey(node, parcel)
+            journey = self._journey(node, payload)
             if "until" not in told:
                 return journey.arrives
             self._journeys[node] = journey, told["spec.local_epochs"]
@@ -146,11 +146,11 @@ class FakePost:
         # A device that is sent its task again has done a part of it already.
         return max(self.time, journey.downloaded + span * told["until"] / passes)
 
-    def _journey(self, node: int, parcel: Payload) -> Journey:
+    def _journey(self, node: int, payload: Payload) -> Journey:
         turn = self._numbers[node] = self._numbers.get(node, -1) + 1
-        models, size = 1, 4 * sum(prod(each.shape) for each in parcel.named.values())
-        if parcel.array is not None:
-            models, size = parcel.array.shape[0], 4 * parcel.array.shape[1]
+        models, size = 1, 4 * sum(prod(each.shape) for each in payload.named.values())
+        if payload.array is not None:
+            models, size = payload.array.shape[0], 4 * payload.array.shape[1]
         device = node % len(self.fleet.devices)
         return self.fleet.journey(device, turn, self.time, EXAMPLES, models * size, size)
 
@@ -177,24 +177,24 @@ class ToyFederation:
 
     strategy: str = "fedasync"
     nodes: dict[int, Answer] | None = None
-    patience: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     session: str = "s"
     options: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
-    dialect: TaskCodec | None = None
+    codec: TaskCodec | None = None
 
     def __post_init__(self) -> None:
         fleet = toy_fleet()
         honest = {i: ToyNode(f"toy-{i}") for i in range(len(fleet.devices))}
-        self.post = FakePost(fleet, honest | (self.nodes or {}))
+        self.transport = FakeTransport(fleet, honest | (self.nodes or {}))
         self.server = toy_server(self.strategy, self.options)
         self.loop = DeploymentLoop(
             self.server,
-            self.post,
-            self.patience,
+            self.transport,
+            self.timeouts,
             on_note=lambda time, note: self.log.append((time, note.kind, dict(note.fields))),
             session=self.session,
-            dialect=self.dialect,
+            codec=self.codec,
         )
 
     def until(self, updates: int = 0, **bounds: float) -> str:

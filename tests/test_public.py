@@ -62,6 +62,11 @@ def test_an_unknown_name_is_an_error():
         _ = latecomer.nothing
 
 
+def test_a_name_of_an_earlier_version_is_an_error_that_names_the_new_one():
+    with pytest.raises(AttributeError, match=r"GridPost is now latecomer\.GridTransport"):
+        _ = latecomer.GridPost
+
+
 @by_name
 def test_it_has_a_docstring(name):
     text = vars(getattr(latecomer, name)).get("__doc__") or getattr(latecomer, name).__doc__
@@ -131,7 +136,7 @@ def test_the_names_of_a_flower_app_come_without_flower():
     script = (
         "import sys\n"
         "sys.modules['flwr'] = None\n"
-        "from latecomer import GridPost, client_app, serve\n"
+        "from latecomer import GridTransport, client_app, serve\n"
         "sys.exit(any(m.startswith('flwr.') for m in sys.modules))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -35,6 +35,8 @@ _WHERE = {
     "RunFailed": "latecomer.errors",
 }
 
+_RENAMED = {"GridPost": "GridTransport"}
+
 __all__ = [
     "BadInput",
     "Bounds",
@@ -60,6 +62,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        raise AttributeError(f"latecomer.{name} is now latecomer.{_RENAMED[name]}")
     if name not in _WHERE:
         raise AttributeError(f"module 'latecomer' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)

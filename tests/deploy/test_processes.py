@@ -45,7 +45,7 @@ def test_a_process_is_alive_until_it_ends(sleeper):
 def test_another_process_with_the_same_pid_is_spared(sleeper):
     foreign = Process(sleeper.pid, "an earlier one")
     assert not foreign.is_alive()
-    end([foreign], patience=0.1)
+    end([foreign], timeout=0.1)
     assert sleeper.poll() is None
 
 
@@ -74,7 +74,7 @@ def test_who_does_not_hear_is_killed():
         [sys.executable, "-c", deaf + "time.sleep(60)"], stdout=subprocess.PIPE
     )
     child.stdout.readline()
-    end([process(child.pid)], patience=0.2)
+    end([process(child.pid)], timeout=0.2)
     assert child.wait(5) == -9
     child.stdout.close()
 

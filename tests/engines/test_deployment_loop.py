@@ -99,9 +99,9 @@ def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(name):
 
 @pytest.mark.parametrize("name", ["nan", "no array"])
 def test_a_liar_is_asked_ever_more_rarely(name):
-    run = ToyFederation(nodes={BAD: liar(LIES[name][0])}, patience=Timeouts(back_off=4.0))
+    run = ToyFederation(nodes={BAD: liar(LIES[name][0])}, timeouts=Timeouts(back_off=4.0))
     run.until(virtual_seconds=200.0)
-    asked = [time for time, node, kind in run.post.sent if node == BAD and kind == "train"]
+    asked = [time for time, node, kind in run.transport.sent if node == BAD and kind == "train"]
     gaps = np.diff(asked)
     assert 4 <= len(asked) <= 8
     assert (np.diff(gaps) > 0).all()
@@ -113,7 +113,7 @@ def test_a_node_that_recovers_is_used_again():
     run.until(60)
     assert [f["reason"] for f in run.lines("drop")] == ["the client raised an error"] * 2
     assert BAD in {f["device"] for f in run.lines("arrival")}
-    assert run.loop.roster.devices[BAD].failures == 0
+    assert run.loop.registry.devices[BAD].failures == 0
 
 
 @dataclass
@@ -122,10 +122,10 @@ class Listener(ToyNode):
 
     uses: list[ServingSettings | None] = field(default_factory=list)
 
-    def __call__(self, kind, parcel):
-        if kind == "train" and "go-on" not in parcel.fields:
-            self.uses.append(decode_task(parcel, lambda name: (None, SIZE)).use)
-        return super().__call__(kind, parcel)
+    def __call__(self, kind, payload):
+        if kind == "train" and "go-on" not in payload.fields:
+            self.uses.append(decode_task(payload, lambda name: (None, SIZE)).use)
+        return super().__call__(kind, payload)
 
 
 def test_tasks_tell_devices_how_to_use_the_model():
@@ -154,14 +154,14 @@ def test_an_answer_counts_once():
     run = ToyFederation()
     run.until(5)
     seen = []
-    collect = run.post.collect
+    collect = run.transport.collect
 
     def twice(until):
         found = collect(until)
         seen.extend(found)
         return found + found[:1]
 
-    run.post.collect = twice
+    run.transport.collect = twice
     run.until(20)
     tasks = [f["task"] for f in run.lines("arrival")]
     assert len(tasks) == len(set(tasks))
@@ -172,7 +172,7 @@ def test_an_answer_counts_once():
 def test_a_reply_nobody_asked_for_is_refused():
     run = ToyFederation()
     run.until(3)
-    run.post.again(Delivery("m999", Payload({"task": "s-1"})))
+    run.transport.again(Delivery("m999", Payload({"task": "s-1"})))
     run.until(6)
     assert run.lines("refusal") == [
         {"device": None, "task": None, "reason": "it answers no message that is open"}
@@ -180,9 +180,9 @@ def test_a_reply_nobody_asked_for_is_refused():
 
 
 def test_a_node_that_does_not_say_who_it_is_gets_no_task():
-    run = ToyFederation(nodes={BAD: lambda kind, parcel: Payload({"name": 5})})
+    run = ToyFederation(nodes={BAD: lambda kind, payload: Payload({"name": 5})})
     run.until(40)
-    assert BAD not in {node for _, node, kind in run.post.sent if kind == "train"}
+    assert BAD not in {node for _, node, kind in run.transport.sent if kind == "train"}
     assert "no introduction" in run.lines("refusal")[0]["reason"]
     assert run.lines("refusal")[0]["node"] == BAD
 
@@ -190,17 +190,17 @@ def test_a_node_that_does_not_say_who_it_is_gets_no_task():
 def test_a_node_cannot_take_the_name_of_another_device():
     run = ToyFederation(nodes={9: ToyNode("toy-0", key="guessed")})
     run.until(40)
-    assert 9 not in {node for _, node, kind in run.post.sent if kind == "train"}
+    assert 9 not in {node for _, node, kind in run.transport.sent if kind == "train"}
     assert "another key" in run.lines("refusal")[0]["reason"]
 
 
 def test_a_rejected_push_is_tried_again_later():
     run = ToyFederation()
     run.until(5)
-    run.post.rejects.add(0)
+    run.transport.rejects.add(0)
     run.until(20)
     assert {f["reason"] for f in run.lines("drop")} == {"the message was not taken"}
-    run.post.rejects.clear()
+    run.transport.rejects.clear()
     before = len(run.lines("arrival"))
     run.until(80)
     assert 0 in {f["device"] for f in run.lines("arrival")[before:]}
@@ -210,15 +210,15 @@ def test_a_device_keeps_its_number_under_a_new_node():
     """A node that restarts without a key comes back under another id."""
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
     run.until(10)
-    silent = run.post.answers.pop(BAD)
-    run.post.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
+    silent = run.transport.answers.pop(BAD)
+    run.transport.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
     run.until(40)
     arrived = [f for f in run.lines("arrival") if f["device"] == BAD]
     assert arrived
     assert len(run.lines("introduction")) == 5
     assert run.lines("return") == [{"device": BAD}]
     # The task that it had is sent again, not another one.
-    assert run.post.answers[BAD + 5].asked[0] == silent.asked[0]
+    assert run.transport.answers[BAD + 5].asked[0] == silent.asked[0]
     assert not run.lines("refusal")
 
 
@@ -226,15 +226,15 @@ def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
     """As a real SuperLink does: it lists a dead node, and reports the loss, for a minute."""
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
     run.until(10)
-    (message,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
-    run.post.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
+    (message,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD]
+    run.transport.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
     run.until(30)
-    run.post.again(Delivery(message, error="the node is not available"))
+    run.transport.again(Delivery(message, error="the node is not available"))
     run.until(40)
-    del run.post.answers[BAD]
+    del run.transport.answers[BAD]
     run.until(60)
     assert not [f for kind in ("refusal", "drop") for f in run.lines(kind)]
-    assert sum(node == BAD for _, node, _ in run.post.sent) == 2  # a greeting and a task
+    assert sum(node == BAD for _, node, _ in run.transport.sent) == 2  # a greeting and a task
     assert len([f for f in run.lines("arrival") if f["device"] == BAD]) > 5
 
 
@@ -242,16 +242,16 @@ def lost_node(**options):
     """A run whose node BAD is lost with a task, and that node."""
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, **options)
     run.until(virtual_seconds=500.0)
-    silent = run.post.answers[BAD]
-    (message,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
-    run.post.again(Delivery(message, error="the node is not available", lost=True))
+    silent = run.transport.answers[BAD]
+    (message,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD]
+    run.transport.again(Delivery(message, error="the node is not available", lost=True))
     return run, silent
 
 
 def test_a_device_that_was_lost_comes_back_to_its_task():
     """With a key it comes back under the same number, perhaps before we have seen it go."""
     run, silent = lost_node()
-    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.transport.answers[BAD] = back = ToyNode(f"toy-{BAD}")
     run.until(virtual_seconds=600.0)
     assert [f["device"] for f in run.lines("away")] == [BAD]
     assert back.asked[0] == silent.asked[0]
@@ -261,15 +261,15 @@ def test_a_device_that_was_lost_comes_back_to_its_task():
 
 
 def test_a_device_that_was_lost_leaves_its_place_to_others_at_once():
-    run, _ = lost_node(options={"concurrency": 1}, patience=Timeouts(overdue=1e9))
+    run, _ = lost_node(options={"concurrency": 1}, timeouts=Timeouts(overdue=1e9))
     before = run.server.accepted
     run.until(virtual_seconds=600.0)
     assert run.server.accepted > before
 
 
 def test_a_device_that_stays_away_loses_its_task():
-    run, _ = lost_node(patience=Timeouts(away=20.0))
-    del run.post.answers[BAD]
+    run, _ = lost_node(timeouts=Timeouts(away=20.0))
+    del run.transport.answers[BAD]
     run.until(virtual_seconds=600.0)
     assert [f["reason"] for f in run.lines("drop")] == ["its device has not come back"]
 
@@ -278,9 +278,9 @@ def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
     """With its key a node may be back under its number at the very moment it is given up."""
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
     run.until(virtual_seconds=100.0)
-    silent = run.post.answers[BAD]
-    run.post.answers[BAD] = back = ToyNode(f"toy-{BAD}")
-    run.post.busy_until[BAD] = 0.0
+    silent = run.transport.answers[BAD]
+    run.transport.answers[BAD] = back = ToyNode(f"toy-{BAD}")
+    run.transport.busy_until[BAD] = 0.0
     run.until(virtual_seconds=500.0)
     assert [f["reason"] for f in run.lines("away")] == ["the node knows nothing of it any more"]
     assert back.asked[0] == silent.asked[0]
@@ -290,7 +290,11 @@ def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
 def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
     run.until(virtual_seconds=3000.0)
-    assert [kind for _, node, kind in run.post.sent if node == BAD] == ["hello", "train", "hello"]
+    assert [kind for _, node, kind in run.transport.sent if node == BAD] == [
+        "hello",
+        "train",
+        "hello",
+    ]
     assert not run.lines("away")
 
 
@@ -298,28 +302,30 @@ def test_two_answers_to_one_task_at_one_moment_count_once():
     answers = []
     run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})
     run.until(10)
-    (old,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD]
-    run.post.answers[BAD + 5] = liar(lambda honest: answers.append(honest))
+    (old,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD]
+    run.transport.answers[BAD + 5] = liar(lambda honest: answers.append(honest))
     run.until(20)
-    (new,) = [m for m, f in run.loop.flights.open.items() if f.device == BAD and m != old]
+    (new,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD and m != old]
     for message, answer in zip((old, new), answers, strict=True):
-        run.post.again(Delivery(message, answer))
+        run.transport.again(Delivery(message, answer))
     run.until(30)
     assert [f["reason"] for f in run.lines("refusal")] == ["the task is unknown or already closed"]
     assert len([f for f in run.lines("arrival") if f["device"] == BAD]) == 1
 
 
 def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
-    patience = Timeouts(overdue=10.0, look=1.0)
+    timeouts = Timeouts(overdue=10.0, look=1.0)
     slow = ToyFederation(
-        nodes={BAD: liar(lambda honest: None)}, patience=patience, options={"concurrency": 1}
+        nodes={BAD: liar(lambda honest: None)}, timeouts=timeouts, options={"concurrency": 1}
     )
     slow.until(15)
     assert [f["device"] for f in slow.lines("overdue")] == [BAD]
     (message, flight), *_ = [
-        (m, f) for m, f in slow.loop.flights.open.items() if f.device == BAD and f.task is not None
+        (m, f)
+        for m, f in slow.loop.in_flight.open.items()
+        if f.device == BAD and f.task is not None
     ]
-    key = slow.loop.flights.keys[flight.task]
+    key = slow.loop.in_flight.keys[flight.task]
     late = ToyNode("x").reply(
         Payload(
             {"task": key, "silent": False, "noise-std": 0.0, "choice": 0, "epsilon": 0.0,
@@ -328,8 +334,8 @@ def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
             pack(torch.ones(SIZE)),
         )
     )  # fmt: skip
-    slow.post.answers[BAD] = ToyNode(f"toy-{BAD}")
-    slow.post.again(Delivery(message, late))
+    slow.transport.answers[BAD] = ToyNode(f"toy-{BAD}")
+    slow.transport.again(Delivery(message, late))
     before = slow.server.accepted
     slow.until(before + 1)
     (line,) = [f for f in slow.lines("arrival") if f["device"] == BAD]
@@ -340,8 +346,8 @@ def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
 
 
 def test_a_task_is_given_up_in_the_end():
-    patience = Timeouts(overdue=10.0, give_up=30.0)
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, patience=patience)
+    timeouts = Timeouts(overdue=10.0, give_up=30.0)
+    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, timeouts=timeouts)
     run.until(virtual_seconds=40.0)
     assert [f["reason"] for f in run.lines("drop")] == ["no answer within 30 s"]
     assert len(run.server.open_tasks) <= 5
@@ -355,8 +361,8 @@ def test_a_restarted_server_goes_on_from_its_checkpoint(strategy):
     first = ToyFederation(strategy)
     first.until(23)
     commits, accepted, now = first.server.store.commits, first.server.accepted, first.loop.now
-    opened = {first.loop.flights.keys[task] for task in first.server.open_tasks}
-    nodes = dict(first.post.answers)
+    opened = {first.loop.in_flight.keys[task] for task in first.server.open_tasks}
+    nodes = dict(first.transport.answers)
     asked = {i: len(node.asked) for i, node in nodes.items()}
     second = revived(saved(first), nodes, strategy=strategy)
     assert second.loop.now == now
@@ -375,11 +381,11 @@ def test_what_was_given_after_the_checkpoint_is_never_mistaken_for_something_els
     first.until(10)
     state = saved(first)
     first.until(20)  # and then it is killed: these are forgotten
-    second = revived(state, dict(first.post.answers))
-    before = {key for node in first.post.answers.values() for key in node.asked}
-    known = set(second.loop.flights.keys.values())
+    second = revived(state, dict(first.transport.answers))
+    before = {key for node in first.transport.answers.values() for key in node.asked}
+    known = set(second.loop.in_flight.keys.values())
     second.until(30)
-    new = {key for node in second.post.answers.values() for key in node.asked} - before
+    new = {key for node in second.transport.answers.values() for key in node.asked} - before
     assert all(key.startswith("t-") for key in new)
     assert known <= before
 
@@ -388,9 +394,9 @@ def test_a_device_that_does_not_come_back_loses_its_place():
     first = ToyFederation(options={"concurrency": 2})
     first.until(10)
     (gone, *_) = first.server.working
-    second = revived(saved(first), None, patience=Timeouts(overdue=20.0, give_up=50.0),
+    second = revived(saved(first), None, timeouts=Timeouts(overdue=20.0, give_up=50.0),
                      options={"concurrency": 2})  # fmt: skip
-    del second.post.answers[gone]
+    del second.transport.answers[gone]
     second.until(virtual_seconds=second.loop.now + 40)
     assert gone in [f["device"] for f in second.lines("overdue")]
     assert gone not in second.server.working

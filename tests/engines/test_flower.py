@@ -86,9 +86,9 @@ def test_the_array_is_one_that_any_flower_app_can_read():
     ],
 )
 def test_records_of_another_kind_leave_gaps(records):
-    parcel = from_records(records)
-    assert parcel.fields == {}
-    assert parcel.array is None
+    payload = from_records(records)
+    assert payload.fields == {}
+    assert payload.array is None
 
 
 def test_devices_train_over_flowers_messages(tmp_path):
@@ -188,11 +188,11 @@ def test_a_device_without_a_usable_name_says_so(config):
 @pytest.mark.parametrize(("code", "lost"), [(2, False), (3, True), (5, True), (8, False)])
 def test_what_went_astray_is_not_the_devices_fault(code, lost):
     grid = ThreadGrid(lambda message, context: Message(Error(code, "why"), reply_to=message), NODES)
-    post = GridTransport(grid, poll=0.01)
-    post.send(100, "train", Payload({}))
-    (found,) = post.collect(post.now() + 10.0)
+    transport = GridTransport(grid, poll=0.01)
+    transport.send(100, "train", Payload({}))
+    (found,) = transport.collect(transport.now() + 10.0)
     assert found.lost == lost
-    assert found.parcel is None
+    assert found.payload is None
     assert found.error.endswith("why")
 
 
@@ -207,11 +207,11 @@ def test_many_open_messages_take_turns():
             return []
 
     grid = Silent(lambda message, context: None, {i: {} for i in range(100)})
-    post = GridTransport(grid, poll=0.01)
+    transport = GridTransport(grid, poll=0.01)
     for node in grid.nodes:
-        post.send(node, "hello", Payload({}))
+        transport.send(node, "hello", Payload({}))
     time.sleep(0.5)
     grid.asked = 0
     time.sleep(1.0)
-    post.close()
+    transport.close()
     assert grid.asked < 2 * MOST_POLLS

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fake_grid import FakePost, ToyFederation, ToyNode
+from fake_grid import FakeTransport, ToyFederation, ToyNode
 from latecomer.core.checks import Checks
 from latecomer.engines import device_registry as roster
 from latecomer.engines.deployment_loop import DeploymentLoop, Timeouts
@@ -62,12 +62,12 @@ def test_the_bounds_come_out_of_a_checkpoint():
 )
 def test_a_name_that_is_none_gets_no_task(name):
     class Named(ToyNode):
-        def __call__(self, kind, parcel):
+        def __call__(self, kind, payload):
             return encode_introduction(Introduction(name, "k"))
 
     run = ToyFederation(nodes={BAD: Named("x")})
     run.until(20)
-    assert BAD not in {node for _, node, kind in run.post.sent if kind == "train"}
+    assert BAD not in {node for _, node, kind in run.transport.sent if kind == "train"}
     assert "needs a key, and a name" in run.lines("refusal")[0]["reason"]
 
 
@@ -82,15 +82,15 @@ def test_names_cannot_be_made_up_without_end(monkeypatch):
 
 
 def test_nodes_that_come_and_go_leave_nothing_behind():
-    run = ToyFederation(patience=Timeouts(look=0.5))
+    run = ToyFederation(timeouts=Timeouts(look=0.5))
     for turn in range(30):
-        run.post.answers[1000 + turn] = lambda kind, parcel: Payload({})
+        run.transport.answers[1000 + turn] = lambda kind, payload: Payload({})
         run.until(virtual_seconds=run.loop.now + 1.0)
-        del run.post.answers[1000 + turn]
+        del run.transport.answers[1000 + turn]
     run.until(virtual_seconds=run.loop.now + 1.0)
-    assert len(run.loop.roster.nodes) == 5
-    assert not run.loop.roster.failures
-    assert len(run.loop.flights.open) <= 5
+    assert len(run.loop.registry.nodes) == 5
+    assert not run.loop.registry.failures
+    assert len(run.loop.in_flight.open) <= 5
 
 
 def times(fast):
@@ -103,7 +103,7 @@ def times(fast):
     heard = []
     loop = DeploymentLoop(
         toy_server("fedasync"),
-        FakePost(Fleet(tuple(profiles), seed=3), nodes),
+        FakeTransport(Fleet(tuple(profiles), seed=3), nodes),
         on_note=lambda time, note: heard.append((time, note.kind, note.fields.get("device"))),
     )
     loop.run(Bounds(virtual_seconds=20.0))
@@ -116,7 +116,7 @@ def test_a_flood_from_one_node_keeps_nobody_waiting():
     beside, loop = times(fast=True)
     assert len(beside) > 1000
     assert [each for each in beside if each[1] != 5] == alone
-    assert len(loop.flights.open) <= 6
+    assert len(loop.in_flight.open) <= 6
 
 
 def test_answers_nobody_asked_for_are_not_let_in_however_many():
@@ -124,7 +124,7 @@ def test_answers_nobody_asked_for_are_not_let_in_however_many():
     run.until(5)
     huge = Payload({"task": "s-1"}, {"num-examples": 1}, pack(torch.ones(SIZE)))
     for i in range(2000):
-        run.post.again(Delivery(f"made-up-{i}", huge))
+        run.transport.again(Delivery(f"made-up-{i}", huge))
     before = run.server.accepted
     run.until(20)
     assert len(run.lines("refusal")) == 2000
@@ -132,4 +132,4 @@ def test_answers_nobody_asked_for_are_not_let_in_however_many():
         {f["task"] for f in run.lines("arrival")[before:]},
         key=[f["task"] for f in run.lines("arrival")].index,
     )
-    assert len(run.loop.flights.open) <= 5
+    assert len(run.loop.in_flight.open) <= 5

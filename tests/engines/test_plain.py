@@ -30,12 +30,12 @@ class PlainNode(ToyNode):
     device: int = 0
     lie: object = None
 
-    def __call__(self, kind, parcel):
+    def __call__(self, kind, payload):
         if kind != "train":
             return "the client raised an error: No `query` function registered"
         number = len(self.asked)
         self.asked.append(str(number))
-        tensors = {n: unpack_one(p, tuple(p.shape)) for n, p in parcel.named.items()}
+        tensors = {n: unpack_one(p, tuple(p.shape)) for n, p in payload.named.items()}
         task = Task(0, self.device, number, MAIN, 0, TrainSpec(), LAYOUT.flatten(tensors))
         update = self.trainer.update(task)
         trained = LAYOUT.unflatten(task.params + update.delta)
@@ -50,7 +50,7 @@ class PlainNode(ToyNode):
 def federation(strategy="fedasync", lie=None, **more):
     nodes = {i: PlainNode(f"toy-{i}", device=i) for i in range(5)}
     nodes[BAD].lie = lie
-    return ToyFederation(strategy, nodes, dialect=PlainFlowerCodec(LAYOUT), **more)
+    return ToyFederation(strategy, nodes, codec=PlainFlowerCodec(LAYOUT), **more)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -81,13 +81,13 @@ def test_a_strategy_that_needs_more_is_refused_in_one_line(name):
 
 def test_a_model_of_another_size_is_refused():
     with pytest.raises(BadInput, match="6 values, the layout 3"):
-        ToyFederation(dialect=PlainFlowerCodec(Layout(("w",), ((3,),))))
+        ToyFederation(codec=PlainFlowerCodec(Layout(("w",), ((3,),))))
 
 
 def test_nodes_are_not_asked_who_they_are():
     run = federation()
     run.until(20)
-    assert {kind for _, _, kind in run.post.sent} == {"train"}
+    assert {kind for _, _, kind in run.transport.sent} == {"train"}
     assert run.lines("introduction")[0] == {"device": 0, "name": "node-0", "width": 1.0}
 
 
@@ -164,9 +164,9 @@ def test_arrays_by_column_are_read_as_such():
 def test_an_answer_counts_once_and_staleness_is_the_servers_own():
     run = federation()
     run.until(12)
-    answer = run.post.answers[0]("train", PlainFlowerCodec(LAYOUT).encode(
+    answer = run.transport.answers[0]("train", PlainFlowerCodec(LAYOUT).encode(
         Task(0, 0, 0, MAIN, 99, TrainSpec(), torch.zeros(SIZE)), "k", "r"))  # fmt: skip
-    run.post.again(Delivery("m0", answer))
+    run.transport.again(Delivery("m0", answer))
     run.until(20)
     assert [f["reason"] for f in run.lines("refusal")] == ["it answers no message that is open"]
     tasks = [f["task"] for f in run.lines("arrival")]

@@ -59,7 +59,7 @@ def test_all_versions_are_let_go():
         pinned = sorted(v for t in real.server.open_tasks.values() for v in t.versions)
         store = real.server.store
         assert sum(store.pins(v) for v in set(pinned)) == len(pinned)
-        assert set(real.loop.flights.courses) <= set(real.server.open_tasks)
+        assert set(real.loop.in_flight.resumable) <= set(real.server.open_tasks)
 
 
 @pytest.mark.parametrize("name", ["fedasync", "fedavg", "clusterfl", "ifca"])
@@ -69,13 +69,13 @@ def test_who_does_not_broadcast_sends_whole_tasks(name):
     assert not build_strategy("echopfl", {"broadcast": "never"}).broadcasts
     run = ToyFederation(name)
     run.until(20)
-    assert not run.loop.flights.courses
+    assert not run.loop.in_flight.resumable
 
 
 def test_a_restarted_server_takes_up_tasks_in_their_middle():
     _, first = both(8, broadcast="always")
     first.until(33)
-    nodes = dict(first.post.answers)
+    nodes = dict(first.transport.answers)
     assert any(node.done for node in nodes.values())
     second = revived(saved(first), nodes, strategy="echopfl", options={"broadcast": "always"})
     assert second.until(80) == "updates"
@@ -139,10 +139,10 @@ def test_a_device_that_has_lost_its_place_loses_the_task():
 def test_a_node_that_goes_in_mid_task_goes_on_when_it_is_back():
     _, run = both(8, broadcast="always")
     run.until(12)
-    node = run.post.answers.pop(BAD)
+    node = run.transport.answers.pop(BAD)
     task = run.server.working[BAD]
     run.until(20)
-    run.post.answers[BAD + 5] = node
+    run.transport.answers[BAD + 5] = node
     run.until(60)
     assert run.lines("return") == [{"device": BAD}]
     assert task in [f["task"] for f in run.lines("arrival") if f["device"] == BAD]

@@ -83,14 +83,14 @@ def test_how_a_model_is_used_goes_with_the_task(use):
     ],
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
-    parcel = encode_task(a_task(), "s-7", use=ServingSettings(0.5))
+    payload = encode_task(a_task(), "s-7", use=ServingSettings(0.5))
     with pytest.raises(Refused, match="must be a"):
-        decode_task(replace(parcel, fields={**parcel.fields, **changes}), whole)
+        decode_task(replace(payload, fields={**payload.fields, **changes}), whole)
 
 
 def test_a_task_says_nothing_of_where_its_model_comes_from():
-    parcel = encode_task(a_task(lineage="cluster of the ill"), "k")
-    assert "cluster of the ill" not in str(parcel.fields)
+    payload = encode_task(a_task(lineage="cluster of the ill"), "k")
+    assert "cluster of the ill" not in str(payload.fields)
 
 
 def test_a_submodel_travels_by_name():
@@ -114,15 +114,15 @@ def test_a_submodel_travels_by_name():
     ],
 )
 def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
-    parcel = encode_task(a_task(), "k")
+    payload = encode_task(a_task(), "k")
     with pytest.raises(Refused, match=reason):
-        decode_task(Payload({**parcel.fields, **changes}, array=parcel.array), whole)
+        decode_task(Payload({**payload.fields, **changes}, array=payload.array), whole)
 
 
 def test_a_spec_of_an_older_server_has_the_defaults():
-    parcel = encode_task(a_task(), "k")
-    told = {name: value for name, value in parcel.fields.items() if name != "spec.carry"}
-    assert decode_task(Payload(told, array=parcel.array), whole).task.spec == a_task().spec
+    payload = encode_task(a_task(), "k")
+    told = {name: value for name, value in payload.fields.items() if name != "spec.carry"}
+    assert decode_task(Payload(told, array=payload.array), whole).task.spec == a_task().spec
 
 
 def test_an_update_comes_out_as_it_went_in():
@@ -134,9 +134,9 @@ def test_an_update_comes_out_as_it_went_in():
 
 
 def test_a_sign_of_life_has_no_array():
-    parcel = encode_update(an_update(delta=None), "k")
-    assert parcel.array is None
-    assert decode_update(parcel, a_task(), "k").delta is None
+    payload = encode_update(an_update(delta=None), "k")
+    assert payload.array is None
+    assert decode_update(payload, a_task(), "k").delta is None
 
 
 def npy(values):
@@ -199,19 +199,19 @@ def test_what_is_unpacked_may_be_written_into():
     ],
 )
 def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
-    parcel = encode_update(an_update(), "k")
+    payload = encode_update(an_update(), "k")
     with pytest.raises(Refused, match=reason):
         decode_update(
-            Payload({**parcel.fields, **changes}, parcel.metrics, parcel.array), a_task(), "k"
+            Payload({**payload.fields, **changes}, payload.metrics, payload.array), a_task(), "k"
         )
 
 
 @pytest.mark.parametrize("name", ["task", "silent", "choice", "epsilon", "last", "noise-std"])
 def test_a_missing_field_is_named(name):
-    parcel = encode_update(an_update(), "k")
-    told = {n: value for n, value in parcel.fields.items() if n != name}
+    payload = encode_update(an_update(), "k")
+    told = {n: value for n, value in payload.fields.items() if n != name}
     with pytest.raises(Refused, match=name):
-        decode_update(Payload(told, parcel.metrics, parcel.array), a_task(), "k")
+        decode_update(Payload(told, payload.metrics, payload.array), a_task(), "k")
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,9 @@ def test_a_missing_field_is_named(name):
     [{}, {"num-examples": 1, "x" * 300: 1.0}, {f"m{i}": 0 for i in range(MOST_METRICS + 1)}],
 )
 def test_impossible_metrics_are_refused(metrics):
-    parcel = encode_update(an_update(), "k")
+    payload = encode_update(an_update(), "k")
     with pytest.raises(Refused):
-        decode_update(Payload(parcel.fields, metrics, parcel.array), a_task(), "k")
+        decode_update(Payload(payload.fields, metrics, payload.array), a_task(), "k")
 
 
 def test_an_introduction_comes_out_as_it_went_in():

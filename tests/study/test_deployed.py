@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fake_grid import FakePost, ToyNode
+from fake_grid import FakeTransport, ToyNode
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.deployed import Deployment, serve
@@ -22,12 +22,12 @@ class Keeper(ToyNode):
 
     kept: dict = field(default_factory=dict)
 
-    def __call__(self, kind, parcel):
-        key = parcel.fields.get("task")
+    def __call__(self, kind, payload):
+        key = payload.fields.get("task")
         if kind == "train" and key in self.kept:
             self.asked.append(key)
             return self.kept[key]
-        answer = super().__call__(kind, parcel)
+        answer = super().__call__(kind, payload)
         if kind == "train" and "passes" not in answer.fields:  # it is the last word on a task
             self.kept[answer.fields["task"]] = answer
         return answer
@@ -43,7 +43,7 @@ def lines(folder):
 
 def one_life(folder, devices, updates, dies_after=None, strategy="fedasync", every=1):
     server = toy_server(strategy)
-    life = Deployment(server, FakePost(toy_fleet(), devices), folder, every=every)
+    life = Deployment(server, FakeTransport(toy_fleet(), devices), folder, every=every)
     if dies_after is not None:
         steps = iter(range(dies_after))
         carry_out = life.loop._carry_out
@@ -59,7 +59,7 @@ def one_life(folder, devices, updates, dies_after=None, strategy="fedasync", eve
 
 def test_a_run_leaves_its_log_and_a_checkpoint(tmp_path):
     server = toy_server("fedasync")
-    reason = serve(FakePost(toy_fleet(), nodes()), server, tmp_path / "run", Bounds(20))
+    reason = serve(FakeTransport(toy_fleet(), nodes()), server, tmp_path / "run", Bounds(20))
     assert reason == "updates"
     log = lines(tmp_path / "run")
     assert sum(line["event"] == "arrival" for line in log) == 20
@@ -106,4 +106,4 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     server = toy_server("fedasync")
     server.store._held[0].params = server.store._held[0].params[:3]
     with pytest.raises(BadInput, match="does not fit"):
-        Deployment(server, FakePost(toy_fleet(), nodes()), tmp_path)
+        Deployment(server, FakeTransport(toy_fleet(), nodes()), tmp_path)

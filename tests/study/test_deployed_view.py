@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fake_grid import FakePost, ToyNode
+from fake_grid import FakeTransport, ToyNode
 from latecomer.engines.deployment_loop import Timeouts
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
@@ -35,12 +35,12 @@ def folder(tmp_path_factory):
     """A run of two lives with every kind of line that a deployment writes."""
     folder = tmp_path_factory.mktemp("deployed") / "run"
     nodes = {i: ToyNode(f"toy-{i}") for i in range(5)}
-    nodes |= {1: Odd("toy-1"), 2: Silent("toy-2"), 7: lambda kind, parcel: "it raised"}
-    patience = Timeouts(overdue=8.0, back_off=2.0)
+    nodes |= {1: Odd("toy-1"), 2: Silent("toy-2"), 7: lambda kind, payload: "it raised"}
+    timeouts = Timeouts(overdue=8.0, back_off=2.0)
     for updates in (30, 60):
         server = toy_server("echopfl", {"broadcast": "always"})
-        post = FakePost(toy_fleet(), nodes)
-        Deployment(server, post, folder, patience=patience).run(Bounds(updates))
+        transport = FakeTransport(toy_fleet(), nodes)
+        Deployment(server, transport, folder, timeouts=timeouts).run(Bounds(updates))
         nodes[17] = nodes.pop(4, nodes.get(17))
     return folder
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import latecomer
-from fake_grid import FakePost, ToyNode
+from fake_grid import FakeTransport, ToyNode
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.deployed import Deployment
@@ -42,8 +42,8 @@ def test_a_simulated_run_is_resumed_by_one_only(tmp_path):
 
 
 def a_deployment(folder):
-    post = FakePost(toy_fleet(), {i: ToyNode(f"toy-{i}") for i in range(5)})
-    return Deployment(toy_server("fedasync"), post, folder)
+    transport = FakeTransport(toy_fleet(), {i: ToyNode(f"toy-{i}") for i in range(5)})
+    return Deployment(toy_server("fedasync"), transport, folder)
 
 
 def test_a_deployed_run_is_resumed_by_one_only(tmp_path):

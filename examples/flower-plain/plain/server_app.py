@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         Path(str(config["folder"])),
         Bounds(updates=int(config["updates"])),
         Networks(network),
-        dialect=PlainFlowerCodec(network.layout),
+        codec=PlainFlowerCodec(network.layout),
     )
     x, y = test_data()
     with torch.no_grad():

@@ -104,14 +104,14 @@ class LocalFederation:
     ) -> None:
         self.stop()
 
-    def start(self, patience: float = 120.0) -> None:
+    def start(self, timeout: float = 120.0) -> None:
         """Start everything; returns when every node has joined."""
         self.pids.claim()
         is_old = (self.dir / DATABASE).exists()
         try:
             self._start_guard()
             self.superlink.start()
-            self._wait("the SuperLink to answer", self.is_healthy, patience, self.superlink)
+            self._wait("the SuperLink to answer", self.is_healthy, timeout, self.superlink)
             if is_old:
                 self._end_old_runs()
             self.superexec.start()
@@ -120,7 +120,7 @@ class LocalFederation:
             for node in self.nodes:
                 node.start()
             for node in self.nodes:
-                self._wait(f"{node.name} to join", node.has_joined, patience, node.supernode)
+                self._wait(f"{node.name} to join", node.has_joined, timeout, node.supernode)
         except BaseException:
             self.stop()
             raise
@@ -135,7 +135,7 @@ class LocalFederation:
                 list(pool.map(lambda stop: stop(), services))
             self.superexec.stop()
             self.superlink.stop()
-            end(self.processes(), patience=2.0)
+            end(self.processes(), timeout=2.0)
             if self._guard is not None:
                 self._guard.kill()
                 self._guard.wait()
@@ -363,13 +363,13 @@ class LocalFederation:
             raise BadInput("no run has been started")
         return self.runs[-1] if run is None else run
 
-    def _wait(self, what: str, done: Any, patience: float, part: Supervised) -> None:
-        until = time.monotonic() + patience
+    def _wait(self, what: str, done: Any, timeout: float, part: Supervised) -> None:
+        until = time.monotonic() + timeout
         while not done():
             if time.monotonic() > until:
                 said = part.text().strip().splitlines()[-1:] or ["it said nothing"]
                 raise RunFailed(
-                    f"waited {patience:g} s for {what}; {said[0]} (more in {part.log_file})"
+                    f"waited {timeout:g} s for {what}; {said[0]} (more in {part.log_file})"
                 )
             time.sleep(0.1)
 

@@ -77,13 +77,13 @@ def command_of(one: Process) -> list[str]:
     return text.split("\0")[:-1]
 
 
-def end(processes: Iterable[Process], patience: float = 5.0) -> None:
+def end(processes: Iterable[Process], timeout: float = 5.0) -> None:
     """Ask them all to go, and kill those that have not gone by then."""
     left = [one for one in processes if one.is_alive()]
     for one in left:
         one.send(signal.SIGCONT)  # one that is stopped would not hear
         one.send(signal.SIGTERM)
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     while left and time.monotonic() < until:
         time.sleep(0.05)
         left = [one for one in left if one.is_alive()]

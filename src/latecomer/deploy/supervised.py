@@ -94,16 +94,16 @@ class Supervised:
         os.kill(pid, signal_number)
         return pid
 
-    def stop(self, patience: float = 5.0) -> None:
+    def stop(self, timeout: float = 5.0) -> None:
         """End it and its children; it stays down."""
         self._stop.set()
         if self._thread is None:
             return
         self._signal_group(signal.SIGCONT)
         self._signal_group(signal.SIGTERM)
-        self._thread.join(patience)
+        self._thread.join(timeout)
         self._signal_group(signal.SIGKILL)
-        self._thread.join(patience)
+        self._thread.join(timeout)
 
     def text(self, since_start: bool = False) -> str:
         """What it has said so far, or since its last start."""

@@ -17,7 +17,7 @@ from latecomer.deploy.progress import Progress, RunReader
 from latecomer.errors import BadInput, RunFailed, did_you_mean
 
 LINE_EVERY_SECONDS = 2.0
-DOWN_PATIENCE = 30.0
+DOWN_TIMEOUT = 30.0
 
 Say = Callable[[str], None]
 
@@ -124,7 +124,7 @@ def down(folder: Path | None, say: Say) -> None:
     supervisor = alive.get(SUPERVISOR)
     if supervisor is not None:
         supervisor.send(signal.SIGTERM)
-        until = time.monotonic() + DOWN_PATIENCE
+        until = time.monotonic() + DOWN_TIMEOUT
         while supervisor.is_alive() and time.monotonic() < until:
             time.sleep(0.1)
     rest = {one.pid: one for one in belonging_to(found.resolve())}

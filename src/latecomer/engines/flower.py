@@ -37,20 +37,22 @@ ERRORS = {
 LOST = (3, 5)  # of these, what the device knows nothing of
 
 
-def to_records(parcel: Payload) -> "RecordDict":
-    """The parcel as Flower's records; one with named arrays as any Flower app expects them."""
+def to_records(payload: Payload) -> "RecordDict":
+    """The payload as Flower's records; one with named arrays as any Flower app expects them."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
     def arrays(named: Mapping[str, Packed]) -> ArrayRecord:
         return ArrayRecord({n: Array(p.dtype, p.shape, NUMPY, p.data) for n, p in named.items()})
 
-    if parcel.named:
-        return RecordDict({ARRAYS: arrays(parcel.named), CONFIG: ConfigRecord(dict(parcel.fields))})
-    records = RecordDict({FIELDS: ConfigRecord(dict(parcel.fields))})
-    if parcel.metrics:
-        records[METRICS] = MetricRecord(dict(parcel.metrics))
-    if parcel.array is not None:
-        records[ARRAYS] = arrays({MODEL: parcel.array})
+    if payload.named:
+        return RecordDict(
+            {ARRAYS: arrays(payload.named), CONFIG: ConfigRecord(dict(payload.fields))}
+        )
+    records = RecordDict({FIELDS: ConfigRecord(dict(payload.fields))})
+    if payload.metrics:
+        records[METRICS] = MetricRecord(dict(payload.metrics))
+    if payload.array is not None:
+        records[ARRAYS] = arrays({MODEL: payload.array})
     return records
 
 
@@ -91,7 +93,7 @@ def error_of(message: "Message") -> str:
 
 
 class GridTransport:
-    """Carries parcels over a `Grid`.
+    """Carries payloads over a `Grid`.
 
     Every open message has a thread of its own that asks for its reply: one node that uploads
     slowly, or stops in the middle, keeps nobody else waiting. A reply is fetched within `poll`
@@ -116,10 +118,10 @@ class GridTransport:
             self._last_nodes = found
         return self._last_nodes
 
-    def send(self, node: int, kind: Kind, parcel: Payload) -> str | None:
+    def send(self, node: int, kind: Kind, payload: Payload) -> str | None:
         from flwr.app import Message
 
-        message = Message(to_records(parcel), node, MESSAGE_TYPES[kind], ttl=self.ttl)
+        message = Message(to_records(payload), node, MESSAGE_TYPES[kind], ttl=self.ttl)
         pushed = self._tried("push a message", lambda: set(self.grid.push_messages([message])))
         number = str(message.metadata.message_id)
         if not pushed or not number or number not in pushed:

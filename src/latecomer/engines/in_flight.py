@@ -31,7 +31,7 @@ class InFlightMessages:
         ] = {}  # task -> as if sent, while its device is not there
         self.probes: dict[str, str] = {}  # a question to a node -> the message it has long had
         self.lost: dict[int, float] = {}  # task -> when its device, or an answer, was first lost
-        self.courses: dict[int, ResumableTask] = {}  # of tasks that are done in parts
+        self.resumable: dict[int, ResumableTask] = {}  # of tasks that are done in parts
 
     def took_off(self, message: str, flight: InFlightMessage) -> None:
         self.open[message] = flight
@@ -49,7 +49,7 @@ class InFlightMessages:
 
     def usable(self, task: int) -> tuple[int, ...]:
         """The broadcasts that the update of this task may still be from."""
-        return self.courses[task].usable if task in self.courses else ()
+        return self.resumable[task].usable if task in self.resumable else ()
 
     def closed(self, task: int) -> None:
         """Nobody waits for this task any more."""
@@ -57,4 +57,4 @@ class InFlightMessages:
         self.keys.pop(task, None)
         self.newest.pop(task, None)
         self.missing.pop(task, None)
-        self.courses.pop(task, None)
+        self.resumable.pop(task, None)

@@ -64,9 +64,9 @@ class PlainFlowerCodec:
         tensors = self.layout.unflatten(task.params)
         return Payload(config, named={name: pack_one(each) for name, each in tensors.items()})
 
-    def decode(self, parcel: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
-        trained = self._model(parcel.named)
-        told = dict(parcel.metrics)
+    def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
+        trained = self._model(payload.named)
+        told = dict(payload.metrics)
         check_metrics(told)
         if EXAMPLES not in told:
             raise Refused(f"{EXAMPLES!r} is missing")

@@ -25,7 +25,7 @@ class TaskCodec(Protocol):
         `use` is for between the tasks.
         """
 
-    def decode(self, parcel: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
+    def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         """What the device has answered; Refused if it is no answer to this task.
 
         `newer` names the broadcasts that the device was sent, by their numbers.
@@ -45,5 +45,5 @@ class NativeCodec:
     ) -> Payload:
         return encode_task(task, key, run, until, use)
 
-    def decode(self, parcel: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
-        return decode_update(parcel, task, key, newer)
+    def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
+        return decode_update(payload, task, key, newer)

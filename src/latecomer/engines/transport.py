@@ -11,19 +11,19 @@ Kind = Literal["hello", "train"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The reply to a message, or, without a parcel, the news that there will be none.
+    """The reply to a message, or, without a payload, the news that there will be none.
 
     `lost`: the message or its reply went astray, or the node did. Its device has refused nothing.
     """
 
     message: str
-    parcel: Payload | None = None
+    payload: Payload | None = None
     error: str = ""
     lost: bool = False
 
 
 class Transport(Protocol):
-    """Carries parcels to nodes and brings back replies. It has the clock, too.
+    """Carries payloads to nodes and brings back replies. It has the clock, too.
 
     Nothing here raises for what a node does or for a network that is away. `serial` tells that a
     node handles one message at a time.
@@ -37,7 +37,7 @@ class Transport(Protocol):
     def nodes(self) -> Collection[int]:
         """The nodes that can be written to at present."""
 
-    def send(self, node: int, kind: Kind, parcel: Payload) -> str | None:
+    def send(self, node: int, kind: Kind, payload: Payload) -> str | None:
         """The id of the message; None if it was not taken."""
 
     def collect(self, until: float) -> list[Delivery]:

@@ -1,6 +1,6 @@
 """Tasks and answers as they travel: flat fields, metrics and at most one array. No pickle.
 
-A parcel knows nothing of Flower. What comes off the wire is hostile: sizes and types are compared
+A payload knows nothing of Flower. What comes off the wire is hostile: sizes and types are compared
 with what was asked for before a single value is read, and `Refused` says what was wrong. Values
 (finite, in bounds) are left to `core.checks`, which sees every update.
 """
@@ -31,7 +31,7 @@ Scalar = bool | int | float | str
 
 
 class Refused(ValueError):
-    """What a parcel carries cannot be used; the message says why."""
+    """What a payload carries cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +190,18 @@ def encode_task(
     return Payload(told, array=pack(*models))
 
 
-def decode_task(parcel: Payload, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
+def decode_task(payload: Payload, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
     """What the server asks for; `size_of` gives a named sub-model and its number of values.
 
     Where a model comes from is the server's business: lineages and versions stay at home.
     """
-    told = parcel.fields
+    told = payload.fields
     key, run, name = (_text(told, field) for field in ("task", "run", "submodel"))
     models = _whole(told, "models")
     if not 1 <= models <= 1000:
         raise Refused(f"models = {models}: allowed is 1 to 1000")
     submodel, size = size_of(name)
-    rows = unpack(parcel.array, models, size)
+    rows = unpack(payload.array, models, size)
     task = Task(
         id=0,
         device=_whole(told, "device"),
@@ -225,12 +225,12 @@ def encode_go_on(order: GoOn) -> Payload:
     return Payload(told, array=pack(order.newer))
 
 
-def decode_go_on(parcel: Payload, size: int) -> GoOn:
-    told = parcel.fields
+def decode_go_on(payload: Payload, size: int) -> GoOn:
+    told = payload.fields
     key, until = _text(told, "go-on"), _whole(told, "until")
     if "newer" not in told:
         return GoOn(key, until)
-    newer = unpack(parcel.array, 1, size)[0]
+    newer = unpack(payload.array, 1, size)[0]
     number, fits = _whole(told, "newer"), _whole(told, "fits")
     return GoOn(key, until, number, _text(told, "name"), fits, newer)
 
@@ -240,9 +240,9 @@ def encode_progress(progress: Progress, key: str) -> Payload:
     return Payload({**told, "choice": progress.number, "base": progress.name})
 
 
-def decode_progress(parcel: Payload, key: str) -> Progress | None:
+def decode_progress(payload: Payload, key: str) -> Progress | None:
     """What a device in mid-task says; None if this is not of that kind."""
-    told = parcel.fields
+    told = payload.fields
     if "passes" not in told:
         return None
     if _text(told, "task") != key:
@@ -309,13 +309,13 @@ def encode_update(update: Update, key: str, base: str = "") -> Payload:
 
 
 def decode_update(
-    parcel: Payload, task: Task, key: str, newer: Mapping[int, str] | None = None
+    payload: Payload, task: Task, key: str, newer: Mapping[int, str] | None = None
 ) -> Update:
     """What a device answers to `task`; Refused if it is no answer to it, or of the wrong form.
 
     `newer` names the broadcasts that it was sent while it worked, by their numbers.
     """
-    told, metrics = parcel.fields, dict(parcel.metrics)
+    told, metrics = payload.fields, dict(payload.metrics)
     if _text(told, "task") != key:
         raise Refused("it answers another task")
     check_metrics(metrics)
@@ -332,9 +332,9 @@ def decode_update(
             raise Refused(f"choice must be the number of a model it was sent, 0 to {most}")
         if (newer or {})[choice] != told.get("base"):
             raise Refused("it went on from a model that this server does not remember sending")
-    if silent and parcel.array is not None:
+    if silent and payload.array is not None:
         raise Refused("it says that it is silent, and brings an array")
-    delta = None if silent else unpack(parcel.array, 1, task.params.numel())[0]
+    delta = None if silent else unpack(payload.array, 1, task.params.numel())[0]
     return Update(
         task.id,
         delta,
@@ -359,8 +359,8 @@ def encode_introduction(who: Introduction) -> Payload:
     return Payload({"name": who.name, "key": who.key, "width": who.width})
 
 
-def decode_introduction(parcel: Payload) -> Introduction:
-    told = parcel.fields
+def decode_introduction(payload: Payload) -> Introduction:
+    told = payload.fields
     name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
     if not NAME.fullmatch(name) or not key:
         raise Refused("a device needs a key, and a name of up to 100 letters, digits, . _ and -")

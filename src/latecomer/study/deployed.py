@@ -22,48 +22,55 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    post: Transport,
+    transport: Transport,
     server: Server,
     folder: str | Path,
     bounds: Bounds,
     networks: Networks | None = None,
-    patience: Timeouts | None = None,
+    timeouts: Timeouts | None = None,
     every: int = 1,
-    dialect: TaskCodec | None = None,
+    codec: TaskCodec | None = None,
     on_commit: Callable[[Server], None] = lambda server: None,
 ) -> str:
-    """Drive `server` over real nodes until a bound is reached; says which.
+    """Drive `server` over real nodes until a bound is reached; returns the name of that bound.
 
-    In the main function of a Flower `ServerApp`, `post` is `GridTransport(grid)`. All is kept in
-    `folder`. If that has a checkpoint of an earlier run, this one goes on from it. A checkpoint is
-    written every so many commits, and then `on_commit` is called. `dialect` is what the devices
-    speak: by default they run our own `client_app`; `PlainFlowerCodec(layout)` is for others.
+    transport: carries the messages; in a Flower `ServerApp` this is `GridTransport(grid)`.
+    folder: event log, checkpoints and final model. With a checkpoint of an earlier run in it, the
+        run resumes from there.
+    networks: the network of every sub-model width; None: all devices train the whole model, and
+        no model file is written.
+    timeouts: seconds to wait for nodes and replies; None: the defaults of `Timeouts`.
+    every: commits between two checkpoints; `on_commit` is called after each checkpoint.
+    codec: message format of the devices. None: devices run Latecomer's `client_app`;
+        `PlainFlowerCodec(layout)`: any Flower `ClientApp`.
     """
     try:
-        run = Deployment(server, post, Path(folder), networks, patience, every, on_commit, dialect)
+        run = Deployment(
+            server, transport, Path(folder), networks, timeouts, every, on_commit, codec
+        )
         return run.run(bounds)
     finally:
-        post.close()
+        transport.close()
 
 
 class Deployment:
-    """One server over any post, with its folder."""
+    """One server over any `Transport`, with its folder."""
 
     def __init__(
         self,
         server: Server,
-        post: Transport,
+        transport: Transport,
         folder: Path,
         networks: Networks | None = None,
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         every: int = 1,
         on_commit: Callable[[Server], None] = lambda server: None,
-        dialect: TaskCodec | None = None,
+        codec: TaskCodec | None = None,
     ) -> None:
         self.server, self.folder, self.networks, self.every = server, folder, networks, every
         self.on_commit = on_commit
         submodels = WHOLE if networks is None else networks.submodels
-        self.loop = DeploymentLoop(server, post, patience, submodels, self._log, dialect=dialect)
+        self.loop = DeploymentLoop(server, transport, timeouts, submodels, self._log, codec=codec)
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")
@@ -79,7 +86,7 @@ class Deployment:
 
     def _resumed(self) -> Note:
         """Which life of which run begins, and which tasks of earlier ones are sent again."""
-        keys = self.loop.flights.keys
+        keys = self.loop.in_flight.keys
         names = {"run": self.loop.name, "session": self.loop.session}
         return Note("resume", {"version": self.saved, **names, "open": [*keys.values()]})
 

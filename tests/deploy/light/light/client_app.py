@@ -29,8 +29,8 @@ def hello(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     name, folder = str(context.node_config["device-id"]), Path(os.environ["LIGHT"])
-    parcel = from_records(message.content)
-    told = dict(parcel.fields)
+    payload = from_records(message.content)
+    told = dict(payload.fields)
     note(folder / f"{name}.begun", {"task": told["task"], "time": time.time()})
     fault, seconds = orders(folder / f"{name}.json", float(context.node_config.get("delay", 0.0)))
     time.sleep(seconds)
@@ -38,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
         raise ValueError("told to fail")
     if fault == "exit":
         os._exit(3)
-    answer = agent(context).answer(parcel)
+    answer = agent(context).answer(payload)
     keep(folder / f"{name}-{told['task']}.npy", answer.array)
     note(folder / f"{name}.answered", {"task": told["task"], "time": time.time()})
     return Message(to_records(falsified(answer, fault)), reply_to=message)

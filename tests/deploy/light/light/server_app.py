@@ -26,17 +26,17 @@ def main(grid: Grid, context: Context) -> None:
     spec = TrainSpec(local_epochs=1, batch_size=8, lr=0.01)
     checks = Checks(most_examples=int(config["most-examples"]))
     server = Server(network.init(seed), build_strategy("fedasync", {}), spec, checks, seed=seed)
-    post = GridTransport(grid)
+    transport = GridTransport(grid)
 
     def after(server: Server) -> None:
         if (folder / "stop").exists():
             run.loop.stopped = "asked to"
 
     # A node with a key may be back before anybody saw it go: it is asked sooner than by default.
-    patience = Timeouts(probe=float(config["probe"]))
-    run = Deployment(server, post, folder, Networks(network), patience, on_commit=after)
+    timeouts = Timeouts(probe=float(config["probe"]))
+    run = Deployment(server, transport, folder, Networks(network), timeouts, on_commit=after)
     try:
         reason = run.run(Bounds())
     finally:
-        post.close()
+        transport.close()
     print(f"ended by {reason}: {server.accepted} updates, {server.store.commits} versions")
