@@ -26,7 +26,7 @@ from latecomer.engines.wire import (
     encode_update,
 )
 from latecomer.fleet.fleet import Fleet
-from latecomer.fleet.journey import Journey
+from latecomer.fleet.task_times import TaskTimes
 from toy import EXAMPLES, SIZE, ToyTrainer, toy_fleet, toy_server
 
 Answer = Callable[[str, Payload], Payload | str | None]
@@ -106,7 +106,7 @@ class FakeTransport:
         self.sent: list[tuple[float, int, str]] = []
         self._heap: list[tuple[float, int, Delivery]] = []
         self._numbers: dict[int, int] = {}
-        self._journeys: dict[int, tuple[Journey, int]] = {}  # of tasks in parts, and their passes
+        self._task_times: dict[int, tuple[TaskTimes, int]] = {}  # and passes, of tasks in parts
         self._ids = count()
         self.busy_until: dict[int, float] = {}
 
@@ -135,24 +135,24 @@ class FakeTransport:
     def _arrives(self, node: int, payload: Payload) -> float | None:
         told = payload.fields
         if "go-on" not in told:
-            journey = self._journey(node, payload)
+            task_times = self._times_of(node, payload)
             if "until" not in told:
-                return journey.arrives
-            self._journeys[node] = journey, told["spec.local_epochs"]
-        journey, passes = self._journeys[node]
-        if journey.arrives is None or told["until"] == passes:
-            return journey.arrives
-        span = journey.trained - journey.downloaded
+                return task_times.arrives
+            self._task_times[node] = task_times, told["spec.local_epochs"]
+        task_times, passes = self._task_times[node]
+        if task_times.arrives is None or told["until"] == passes:
+            return task_times.arrives
+        span = task_times.trained - task_times.downloaded
         # A device that is sent its task again has done a part of it already.
-        return max(self.time, journey.downloaded + span * told["until"] / passes)
+        return max(self.time, task_times.downloaded + span * told["until"] / passes)
 
-    def _journey(self, node: int, payload: Payload) -> Journey:
+    def _times_of(self, node: int, payload: Payload) -> TaskTimes:
         turn = self._numbers[node] = self._numbers.get(node, -1) + 1
         models, size = 1, 4 * sum(prod(each.shape) for each in payload.named.values())
         if payload.array is not None:
             models, size = payload.array.shape[0], 4 * payload.array.shape[1]
         device = node % len(self.fleet.devices)
-        return self.fleet.journey(device, turn, self.time, EXAMPLES, models * size, size)
+        return self.fleet.task_times(device, turn, self.time, EXAMPLES, models * size, size)
 
     def again(self, delivery: Delivery, after: float = 0.0) -> None:
         """Something comes that nobody asked for."""

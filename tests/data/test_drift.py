@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latecomer.data.dataset import Dataset
-from latecomer.data.drift import Drift, relabelled, rotated, streams, union
+from latecomer.data.drift import (
+    Drift,
+    client_data_streams,
+    concatenate_streams,
+    relabelled,
+    rotated,
+)
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.errors import BadInput
 
@@ -30,7 +36,7 @@ def lay_out(second: Dataset | None = None, devices: int = 4) -> FederatedDataset
         test="fair",
         scale="none",
         augment="none",
-        second=second,
+        second_domain=second,
         seed=1,
     )
 
@@ -45,7 +51,7 @@ def values(examples: Examples) -> list[float]:
 
 def test_growing_data_keep_what_they_had() -> None:
     made = lay_out()
-    stream = streams(made, drift("grow", first=0.1), 1)[0]
+    stream = client_data_streams(made, drift("grow", first=0.1), 1)[0]
     all_of_it = sorted(values(made.clients[0].train))
     sizes = []
     before: set[float] = set()
@@ -61,7 +67,7 @@ def test_growing_data_keep_what_they_had() -> None:
 
 def test_replacing_r_examples_per_epoch() -> None:
     made = lay_out()
-    stream = streams(made, drift("replace", per_second=0.5, second="rotated"), 1)[0]
+    stream = client_data_streams(made, drift("replace", per_second=0.5, second="rotated"), 1)[0]
     own = values(made.clients[0].train)
 
     def changed(time: float) -> int:
@@ -78,7 +84,7 @@ def test_replacing_r_examples_per_epoch() -> None:
 def test_replacing_there_and_back() -> None:
     made = lay_out()
     there = drift("replace", per_second=1.0, second="relabelled", repeat=True)
-    stream = streams(made, there, 1)[0]
+    stream = client_data_streams(made, there, 1)[0]
     own = made.clients[0].train.y
     assert stream.train(10 + 32).y.tolist() == relabelled(own, 5).tolist()
     assert (stream.train(10 + 48).y != own).sum() == 16
@@ -91,7 +97,7 @@ def test_replacing_by_another_source_keeps_the_labels() -> None:
         y=np.arange(100) % 5,
     )
     made = lay_out(other)
-    stream = streams(made, drift("replace", per_second=1.0, second="source"), 1)[0]
+    stream = client_data_streams(made, drift("replace", per_second=1.0, second="source"), 1)[0]
     after = stream.train(1000)
     assert after.y.tolist() == made.clients[0].train.y.tolist()
     assert (after.x < 0).all()
@@ -109,7 +115,7 @@ def test_a_second_domain_must_be_alike() -> None:
 
 def test_a_transition_from_the_earlier_half_to_the_later() -> None:
     made = lay_out()
-    stream = streams(made, drift("transition"), 1)[1]
+    stream = client_data_streams(made, drift("transition"), 1)[1]
     own = sorted(values(made.clients[1].train))
     early, late = own[:16], own[16:]
     assert sorted(values(stream.train(0))) == early
@@ -122,7 +128,7 @@ def test_a_transition_from_the_earlier_half_to_the_later() -> None:
 
 def test_a_shift_renames_classes_on_some_devices() -> None:
     made = lay_out()
-    found = streams(made, drift("shift", share=0.5), 1)
+    found = client_data_streams(made, drift("shift", share=0.5), 1)
     changed = [
         device
         for device, each in enumerate(found)
@@ -143,7 +149,7 @@ def test_a_shift_renames_classes_on_some_devices() -> None:
 def test_data_are_a_pure_function_of_time(kind: str, times: list[float]) -> None:
     """Whatever was asked for before, in whatever order, and however often it was built."""
     made = lay_out(devices=2)
-    one, other = (streams(made, drift(kind, per_second=0.3), 1)[0] for _ in range(2))
+    one, other = (client_data_streams(made, drift(kind, per_second=0.3), 1)[0] for _ in range(2))
     seen = {time: values(one.train(time)) for time in times}
     for time in reversed(times):
         assert values(other.train(time)) == seen[time]
@@ -151,8 +157,8 @@ def test_data_are_a_pure_function_of_time(kind: str, times: list[float]) -> None
 
 def test_in_one_place_all_parts_change() -> None:
     made = lay_out()
-    parts = [each.train for each in streams(made, drift("grow"), 1)]
-    together = union(parts)
+    parts = [each.train for each in client_data_streams(made, drift("grow"), 1)]
+    together = concatenate_streams(parts)
     assert len(together(0).y) == 4 * 3
     assert len(together(1000).y) == len(made.pooled().y)
 

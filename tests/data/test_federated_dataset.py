@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latecomer.data.dataset import Dataset
+from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import FederatedDataset, _split, federate
-from latecomer.data.reserved import Reserved
-from latecomer.data.scaling import Moments
 from latecomer.errors import BadInput
 
 NAN = float("nan")
@@ -302,19 +300,6 @@ def test_replicas_by_name_of_the_class() -> None:
         lay_out(data, augment="base", replicas={"rum": 3})
 
 
-def test_what_devices_disclose_is_what_is_pooled() -> None:
-    data = numbered(40)
-    asked = []
-
-    def told(device: int, mine: Moments) -> Moments:
-        asked.append(device)
-        return replace(mine, mean=np.zeros(1))
-
-    made = lay_out(data, scale="global", disclose=told)
-    assert asked == [0, 1, 2, 3]
-    assert made.pooled().x.min() > 0
-
-
 def test_examples_outside_of_all_windows_are_told() -> None:
     made = lay_out(numbered(40), partition="time-window", window=6)
     assert len(held(made)) == 24
@@ -326,10 +311,10 @@ def test_notes_of_the_data_come_first() -> None:
     assert made.notes == ("half of it is gone",)
 
 
-def test_only_the_holders_of_a_reserved_class_have_it() -> None:
+def test_only_the_holders_of_an_exclusive_class_have_it() -> None:
     data = numbered(400, classes=4)
     plain = lay_out(data)
-    tied = lay_out(data, reserved=Reserved((3,), lambda counts: [1]))
+    tied = lay_out(data, exclusive=ExclusiveClasses((3,), lambda counts: [1]))
     assert [3 in c.train.y for c in tied.clients] == [False, True, False, False]
     assert 3 in tied.test.y
     # The holder has what it had.
@@ -341,20 +326,20 @@ def test_only_the_holders_of_a_reserved_class_have_it() -> None:
     assert tied.holders == (1,)
 
 
-def test_a_reserved_class_must_be_trained_on() -> None:
+def test_an_exclusive_class_must_be_trained_on() -> None:
     data = numbered(400, classes=4)
     few = lay_out(data, per_device=1)
     holder = next(d for d, c in enumerate(few.clients) if 3 not in c.train.y)
     with pytest.raises(BadInput, match=r"fleet\.late\.only: no training example of '3' is left"):
-        lay_out(data, per_device=1, reserved=Reserved((3,), lambda _: [holder]))
+        lay_out(data, per_device=1, exclusive=ExclusiveClasses((3,), lambda _: [holder]))
 
 
-def test_held_out_devices_are_tested_on_reserved_classes_too() -> None:
+def test_held_out_devices_are_tested_on_exclusive_classes_too() -> None:
     tied = lay_out(
         numbered(400, classes=4),
         devices=10,
         test="held-out-clients",
-        reserved=Reserved((3,), lambda counts: [int(counts[:, 3].argmax())]),
+        exclusive=ExclusiveClasses((3,), lambda counts: [int(counts[:, 3].argmax())]),
     )
     assert 3 in tied.test.y
     assert not set(tied.holders) & set(tied.held_out)

@@ -14,7 +14,7 @@ from latecomer.device.flat import flat_model
 from latecomer.engines.trainers import Batched, OneByOne
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import make_fleet, with_lateness
-from latecomer.fleet.late import lateness
+from latecomer.fleet.late import lateness_from_epochs
 from latecomer.strategies.recipe import build_strategy
 
 DEVICES = 8
@@ -52,7 +52,7 @@ def engine_with(strategy, size=0, crash=0.0, **options):
     _, model = clients_and_model()
     server = Server(model.init(0), build_strategy(strategy, options), SPEC)
     fleet = make_fleet("tiers", DEVICES, seed=2, overrides={"crash": crash})
-    fleet = with_lateness(fleet, range(4), lateness("in-flight", 3.0, 5.0, gamma=True))
+    fleet = with_lateness(fleet, range(4), lateness_from_epochs("in-flight", 3.0, 5.0, gamma=True))
     return VirtualEngine(server, fleet, trainer, range(DEVICES))
 
 

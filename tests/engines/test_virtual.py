@@ -6,7 +6,7 @@ import pytest
 
 from latecomer.engines.virtual import ServerCosts
 from latecomer.fleet.fleet import Fleet, with_lateness
-from latecomer.fleet.late import lateness
+from latecomer.fleet.late import lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
 from toy import EXAMPLES, ToyRun, toy_fleet, toy_run, toy_server
 
@@ -33,7 +33,7 @@ def test_links_and_examples_add_up():
 
 def test_what_is_late_is_no_part_of_the_upload():
     for kind in ("in-flight", "busy"):
-        fleet = with_lateness(toy_fleet(2), [1], lateness(kind, 4, 1.0))
+        fleet = with_lateness(toy_fleet(2), [1], lateness_from_epochs(kind, 4, 1.0))
         run = ToyRun(toy_server("fedasync"), fleet)
         run.until(8)
         late = [(time, f["spans"]) for time, f in run.lines("arrival") if f["device"] == 1]
@@ -113,7 +113,7 @@ def test_a_fleet_that_gets_no_tasks_does_not_run_for_ever():
 def test_late_uploads_arrive_late_by_epochs(kind, uploads):
     """Uniform fleet of 10 s tasks; device 0 is late by 5 epochs."""
     fleet = Fleet((DeviceProfile(seconds_per_task=10),) * 5, seed=0)
-    fleet = with_lateness(fleet, [0], lateness(kind, 5, 10.0))
+    fleet = with_lateness(fleet, [0], lateness_from_epochs(kind, 5, 10.0))
     run = ToyRun(toy_server("semi-async"), fleet)
     run.until(epochs=25)
     late = [f["staleness"] for _, f in run.lines("arrival") if f["device"] == 0]

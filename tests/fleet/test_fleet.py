@@ -7,20 +7,20 @@ import pytest
 
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, epoch_seconds, make_fleet, with_lateness
-from latecomer.fleet.journey import Journey
-from latecomer.fleet.late import Lateness, lateness
+from latecomer.fleet.late import Lateness, lateness_from_epochs
 from latecomer.fleet.presets import tiers
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.task_times import TaskTimes
 
 
 def test_a_late_device_of_a_uniform_fleet() -> None:
     fleet = make_fleet("uniform", 3)
     nominal = epoch_seconds(fleet.devices, [5, 5, 5], 1000)
-    fleet = with_lateness(fleet, (1,), lateness("in-flight", 40, nominal))
-    assert fleet.journey(0, 7, 20.0, 5, 1000, 1000) == Journey(
+    fleet = with_lateness(fleet, (1,), lateness_from_epochs("in-flight", 40, nominal))
+    assert fleet.task_times(0, 7, 20.0, 5, 1000, 1000) == TaskTimes(
         20.0, 20.0, 30.0, 30.0, 30.0, uploaded=30.0
     )
-    assert fleet.journey(1, 7, 20.0, 5, 1000, 1000) == Journey(
+    assert fleet.task_times(1, 7, 20.0, 5, 1000, 1000) == TaskTimes(
         20.0, 20.0, 30.0, 425.0, 30.0, uploaded=30.0
     )
 
@@ -28,11 +28,11 @@ def test_a_late_device_of_a_uniform_fleet() -> None:
 def test_a_journey_depends_on_seed_device_and_number_only() -> None:
     fleet = make_fleet("phones", 20, seed=3)
     tasks = [(device, number) for device in range(20) for number in range(5)]
-    ahead = {task: fleet.journey(*task, 0.0, 50, 10_000, 10_000) for task in tasks}
-    back = {task: fleet.journey(*task, 0.0, 50, 10_000, 10_000) for task in reversed(tasks)}
+    ahead = {task: fleet.task_times(*task, 0.0, 50, 10_000, 10_000) for task in tasks}
+    back = {task: fleet.task_times(*task, 0.0, 50, 10_000, 10_000) for task in reversed(tasks)}
     assert ahead == back
     other = Fleet(fleet.devices, seed=4)
-    assert other.journey(0, 0, 0.0, 50, 10_000, 10_000) != ahead[0, 0]
+    assert other.task_times(0, 0, 0.0, 50, 10_000, 10_000) != ahead[0, 0]
 
 
 def test_lateness_adds_up_over_calls() -> None:
@@ -45,10 +45,10 @@ def test_lateness_adds_up_over_calls() -> None:
 
 def test_opening_and_closing_of_a_device() -> None:
     fleet = Fleet((DeviceProfile(windows=((10, 20),), period=100), DeviceProfile()))
-    assert fleet.first_open(0, 50) == 110
-    assert fleet.closes(0, 115) == 120
-    assert fleet.first_open(1, 50) == 50
-    assert fleet.closes(1, 50) == inf
+    assert fleet.next_open(0, 50) == 110
+    assert fleet.close_after(0, 115) == 120
+    assert fleet.next_open(1, 50) == 50
+    assert fleet.close_after(1, 50) == inf
     assert fleet.has_windows(0)
     assert not fleet.has_windows(1)
     assert not Fleet((DeviceProfile(windows=((0, 9), (9, 20)), period=20),)).has_windows(0)

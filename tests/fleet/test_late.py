@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latecomer.errors import BadInput
-from latecomer.fleet.late import Lateness, choose_late, lateness
+from latecomer.fleet.late import Lateness, choose_late, lateness_from_epochs
 
 COUNTS = np.array([[5, 0, 1], [0, 3, 0], [2, 3, 0], [0, 0, 9], [0, 0, 0]])
 
@@ -16,7 +16,7 @@ COUNTS = np.array([[5, 0, 1], [0, 3, 0], [2, 3, 0], [0, 0, 9], [0, 0, 0]])
     ("delay", "extra"), [(40, 395.0), (1, 5.0), (0.5, 0.0), (0.25, 0.0), (0, 0.0), (2.5, 20.0)]
 )
 def test_a_constant_delay_lands_in_mid_epoch(delay: float, extra: float) -> None:
-    how = lateness("in-flight", delay, epoch_seconds=10)
+    how = lateness_from_epochs("in-flight", delay, epoch_seconds=10)
     assert how == Lateness("in-flight", extra)
     assert how.extra(unit=123.0) == extra
 
@@ -24,12 +24,12 @@ def test_a_constant_delay_lands_in_mid_epoch(delay: float, extra: float) -> None
 @pytest.mark.parametrize("delay", [1, 2, 40])
 def test_staleness_on_a_uniform_fleet_is_the_delay(delay: int) -> None:
     # Sent at version 3 on a fleet that commits every 10 s; regular arrival on a border.
-    arrives = 3 * 10 + 10 + lateness("busy", delay, epoch_seconds=10).extra(0.0)
+    arrives = 3 * 10 + 10 + lateness_from_epochs("busy", delay, epoch_seconds=10).extra(0.0)
     assert arrives // 10 - 3 == delay
 
 
 def test_a_gamma_delay_has_its_mean_and_shape() -> None:
-    how = lateness("busy", 10, epoch_seconds=7, gamma=True)
+    how = lateness_from_epochs("busy", 10, epoch_seconds=7, gamma=True)
     assert how == Lateness("busy", 70, gamma=True, shape=2.0)
     units = np.random.default_rng(0).standard_gamma(how.shape, 20_000)
     extras = np.array([how.extra(unit) for unit in units.tolist()])
@@ -50,7 +50,7 @@ def test_a_gamma_delay_has_its_mean_and_shape() -> None:
 )
 def test_bad_lateness_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        lateness(**{"kind": "busy", **arguments})
+        lateness_from_epochs(**{"kind": "busy", **arguments})
 
 
 def test_negative_seconds_are_refused() -> None:

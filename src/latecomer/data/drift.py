@@ -41,7 +41,7 @@ class Drift:
 
 
 @dataclass(eq=False)
-class Stream:
+class DataStream:
     """One part of one device's data over time; `stage` names its states, `show` gives one."""
 
     stage: Callable[[float], Any]
@@ -56,15 +56,17 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class ClientStreams:
+class ClientDataStreams:
     """What one device holds over time."""
 
-    train: Stream
-    validation: Stream
-    test: Stream
+    train: DataStream
+    validation: DataStream
+    test: DataStream
 
 
-def streams(federation: FederatedDataset, drift: Drift, seed: int) -> tuple[ClientStreams, ...]:
+def client_data_streams(
+    federation: FederatedDataset, drift: Drift, seed: int
+) -> tuple[ClientDataStreams, ...]:
     """The data of every device over time, by device id."""
     shifted = _chosen(len(federation.clients), drift.share, seed)
     found = []
@@ -97,7 +99,7 @@ def streams(federation: FederatedDataset, drift: Drift, seed: int) -> tuple[Clie
                 parts = [_shifted(own, labels, drift) for own in _parts(client)]
             case _:
                 parts = [_still(own) for own in _parts(client)]
-        found.append(ClientStreams(*parts))
+        found.append(ClientDataStreams(*parts))
     return tuple(found)
 
 
@@ -116,7 +118,7 @@ def rotated(x: Tensor) -> Tensor:
     return torch.roll(x, 1 if x.ndim == 3 else max(1, x.shape[-1] // 2), dims=-1)
 
 
-def union(parts: Sequence[Stream]) -> Stream:
+def concatenate_streams(parts: Sequence[DataStream]) -> DataStream:
     """All parts as one, for data in one place."""
 
     def show(stages: tuple[Any, ...]) -> Examples:
@@ -124,7 +126,7 @@ def union(parts: Sequence[Stream]) -> Stream:
         xs, ys = zip(*shown, strict=True)
         return Examples(torch.cat(xs), torch.cat(ys))
 
-    return Stream(lambda time: tuple(part.stage(time) for part in parts), show)
+    return DataStream(lambda time: tuple(part.stage(time) for part in parts), show)
 
 
 def _parts(client: ClientData) -> tuple[Examples, Examples, Examples]:
@@ -136,21 +138,23 @@ def _chosen(devices: int, share: float, seed: int) -> set[int]:
     return set(order[: round(share * devices)].tolist())
 
 
-def _still(own: Examples) -> Stream:
-    return Stream(lambda time: 0, lambda stage: own)
+def _still(own: Examples) -> DataStream:
+    return DataStream(lambda time: 0, lambda stage: own)
 
 
-def _growing(own: Examples, order: Tensor, drift: Drift) -> Stream:
+def _growing(own: Examples, order: Tensor, drift: Drift) -> DataStream:
     n = len(own.y)
 
     def stage(time: float) -> int:
         share = drift.first + (1 - drift.first) * drift.progress(time)
         return min(n, max(1, round(share * n)))
 
-    return Stream(stage, lambda size: _take(own, order[:size]))
+    return DataStream(stage, lambda size: _take(own, order[:size]))
 
 
-def _replaced(own: Examples, other: Examples, order: Tensor, drift: Drift, rate: float) -> Stream:
+def _replaced(
+    own: Examples, other: Examples, order: Tensor, drift: Drift, rate: float
+) -> DataStream:
     """Intertwined heterogeneities, section 4.3; `rate` scales to parts other than training."""
     n = len(own.y)
 
@@ -165,10 +169,10 @@ def _replaced(own: Examples, other: Examples, order: Tensor, drift: Drift, rate:
         x[gone], y[gone] = other.x[gone], other.y[gone]
         return Examples(x, y)
 
-    return Stream(stage, show)
+    return DataStream(stage, show)
 
 
-def _moving(own: Examples, order: Tensor, rows: Tensor, drift: Drift) -> Stream:
+def _moving(own: Examples, order: Tensor, rows: Tensor, drift: Drift) -> DataStream:
     """From the earlier half of the device's examples to the later one. FedDC, section 8.4."""
     n = len(own.y)
     if n < 2:
@@ -185,12 +189,12 @@ def _moving(own: Examples, order: Tensor, rows: Tensor, drift: Drift) -> Stream:
     def stage(time: float) -> int:
         return round(size * drift.progress(time))
 
-    return Stream(stage, show)
+    return DataStream(stage, show)
 
 
-def _shifted(own: Examples, labels: Tensor, drift: Drift) -> Stream:
+def _shifted(own: Examples, labels: Tensor, drift: Drift) -> DataStream:
     """EchoPFL, section 7.5: at one moment, the same things are called something else."""
-    return Stream(
+    return DataStream(
         lambda time: int(time >= drift.begin),
         lambda after: Examples(own.x, labels[own.y]) if after else own,
     )
@@ -199,7 +203,7 @@ def _shifted(own: Examples, labels: Tensor, drift: Drift) -> Stream:
 def _second_domain(federation: FederatedDataset, device: int, second: str) -> ClientData:
     client = federation.clients[device]
     if second == "source":
-        return federation.second[device]
+        return federation.second_domain[device]
 
     def changed(own: Examples) -> Examples:
         if second == "rotated":

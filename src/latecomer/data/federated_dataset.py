@@ -11,9 +11,9 @@ from torch import Tensor
 
 from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
 from latecomer.data.dataset import Dataset
+from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.partition import PARTITIONS, Indices
-from latecomer.data.reserved import Reserved
-from latecomer.data.scaling import Moments, impute, moments, pool, standardise
+from latecomer.data.scaling import impute, moments, pool, standardise
 from latecomer.errors import BadInput, unknown
 
 TESTS = ("fair", "held-out-clients", "official")
@@ -23,10 +23,6 @@ SCALES = ("global", "local", "none")
 PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM, SECOND_STREAM = range(5)
 
 MAX_LISTED = 10
-
-# What a device tells the server of its training part, for global scaling: here differential
-# privacy may put noise. Gets the device and its moments.
-Disclose = Callable[[int, Moments], Moments]
 
 
 class Examples(NamedTuple):
@@ -66,7 +62,7 @@ class FederatedDataset:
     notes: tuple[str, ...]
     held_out: tuple[int, ...] = ()
     holders: tuple[int, ...] = ()  # of reserved classes
-    second: tuple[ClientData, ...] = ()  # each example's counterpart in a second domain
+    second_domain: tuple[ClientData, ...] = ()  # each example's counterpart in a second domain
 
     def class_counts(self) -> Tensor:
         """Training examples (replicas included) of each class on each device."""
@@ -100,9 +96,8 @@ def federate(
     per_device: int = 0,
     window: int = 0,
     replicas: Mapping[str, int] | None = None,
-    disclose: Disclose = lambda device, moments: moments,
-    second: Dataset | None = None,
-    reserved: Reserved | None = None,
+    second_domain: Dataset | None = None,
+    exclusive: ExclusiveClasses | None = None,
     seed: int,
 ) -> FederatedDataset:
     """Lay `dataset` out on devices; the same arguments give the same federation.
@@ -127,8 +122,8 @@ def federate(
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
     placed = sum(map(len, shares))
     holders: tuple[int, ...] = ()
-    if reserved:
-        shares, holders = reserved.leave(shares, dataset.y, dataset.num_classes, held_out)
+    if exclusive:
+        shares, holders = exclusive.restrict(shares, dataset.y, dataset.num_classes, held_out)
     nothing = np.empty(0, dtype=np.int64)
     parts = [
         _Parts(nothing, nothing, share)
@@ -138,10 +133,10 @@ def federate(
     ]
     if per_device:
         parts = [rows._replace(train=rows.train[:per_device]) for rows in parts]
-    if reserved:
-        _check_reserved(reserved, dataset, parts)
+    if exclusive:
+        _check_exclusive(exclusive, dataset, parts)
 
-    scaler = _Scaler(dataset.x, parts, scale, disclose)
+    scaler = _Scaler(dataset.x, parts, scale)
     clients = []
     for device, rows in enumerate(parts):
         rescale = scaler.of(device)
@@ -181,11 +176,11 @@ def federate(
         input_shape=tuple(dataset.x.shape[1:]),
         held_out=tuple(held_out),
         holders=holders,
-        second=()
-        if second is None
+        second_domain=()
+        if second_domain is None
         else tuple(
             _counterpart(
-                client, second, dataset, scaler.like(device), [seed, SECOND_STREAM, device]
+                client, second_domain, dataset, scaler.like(device), [seed, SECOND_STREAM, device]
             )
             for device, client in enumerate(clients)
         ),
@@ -226,11 +221,13 @@ def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -
         )
 
 
-def _check_reserved(reserved: Reserved, dataset: Dataset, parts: Sequence[_Parts]) -> None:
+def _check_exclusive(
+    exclusive: ExclusiveClasses, dataset: Dataset, parts: Sequence[_Parts]
+) -> None:
     trained = np.bincount(
         np.concatenate([dataset.y[rows.train] for rows in parts]), minlength=dataset.num_classes
     )
-    for label in reserved.classes:
+    for label in exclusive.classes:
         if not trained[label]:
             name = dataset.class_names[label]
             raise BadInput(
@@ -312,13 +309,11 @@ class _Scaler:
     Only moments of training parts are pooled, as they would be in a real federation.
     """
 
-    def __init__(
-        self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str, disclose: Disclose
-    ) -> None:
+    def __init__(self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str) -> None:
         self._x = x
         self._scale = scale
         own = [moments(x[rows.train]) for rows in parts]
-        self._all = pool(disclose(device, mine) for device, mine in enumerate(own))
+        self._all = pool(own)
         # A held-out device has no training part, and scales by what it has.
         self._own = [
             mine if len(rows.train) else moments(x[rows.test])

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.options import SourceOptions
+from latecomer.data.sliding_windows import check_windowing, windows
 from latecomer.data.tables import folder_holding, reading
-from latecomer.data.windows import check_windowing, windows
 from latecomer.errors import BadInput, unknown
 
 COLUMNS = 54

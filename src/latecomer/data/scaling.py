@@ -15,7 +15,7 @@ CONSTANT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class FeatureMoments:
     """Per feature: observed values, their mean, and the sum of squared distances from it.
 
     A feature is a column of a table, or a channel of a series or an image. All three are zero
@@ -32,17 +32,17 @@ class Moments:
         std = np.sqrt(self.m2 / np.maximum(self.count, 1))
         return np.where(std > CONSTANT * np.abs(self.mean), std, 1.0)
 
-    def where_unobserved(self, other: "Moments") -> "Moments":
+    def where_unobserved(self, other: "FeatureMoments") -> "FeatureMoments":
         """These moments, with those of `other` for features that were never observed."""
         seen = self.count > 0
-        return Moments(
+        return FeatureMoments(
             count=np.where(seen, self.count, other.count),
             mean=np.where(seen, self.mean, other.mean),
             m2=np.where(seen, self.m2, other.m2),
         )
 
 
-def moments(x: NDArray[np.float32]) -> Moments:
+def moments(x: NDArray[np.float32]) -> FeatureMoments:
     """The moments of each feature of `x`, missing values left out."""
     axes = tuple(a for a in range(x.ndim) if a != feature_axis(x.ndim))
     seen = ~np.isnan(x)
@@ -50,10 +50,10 @@ def moments(x: NDArray[np.float32]) -> Moments:
     total = x.sum(axis=axes, dtype=np.float64, where=seen)
     mean = total / np.maximum(count, 1)
     m2 = np.square(x - _along(mean, x.ndim)).sum(axis=axes, where=seen)
-    return Moments(count, mean, m2)
+    return FeatureMoments(count, mean, m2)
 
 
-def pool(parts: Iterable[Moments]) -> Moments:
+def pool(parts: Iterable[FeatureMoments]) -> FeatureMoments:
     """The moments of all parts together, from their moments alone.
 
     T. F. Chan, G. H. Golub, R. J. LeVeque. Updating formulae and a pairwise algorithm for
@@ -68,16 +68,16 @@ def pool(parts: Iterable[Moments]) -> Moments:
         mean = mean + delta * weight
         m2 = m2 + part.m2 + delta**2 * count * weight
         count = both
-    return Moments(count, mean, m2)
+    return FeatureMoments(count, mean, m2)
 
 
-def impute(x: NDArray[np.float32], by: Moments) -> NDArray[np.float32]:
+def impute(x: NDArray[np.float32], by: FeatureMoments) -> NDArray[np.float32]:
     """`x` with every missing value replaced by the mean of its feature."""
     filled = np.where(np.isnan(x), _along(by.mean, x.ndim), x)
     return filled.astype(np.float32)
 
 
-def standardise(x: NDArray[np.float32], by: Moments) -> NDArray[np.float32]:
+def standardise(x: NDArray[np.float32], by: FeatureMoments) -> NDArray[np.float32]:
     """`x` with mean 0 and standard deviation 1 per feature, a missing value at the mean."""
     scaled = (x - _along(by.mean, x.ndim)) / _along(by.std, x.ndim)
     # A missing value is at the mean, and the mean is now 0.

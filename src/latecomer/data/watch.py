@@ -13,7 +13,7 @@ import numpy as np
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.options import SourceOptions
-from latecomer.data.windows import check_windowing, windows
+from latecomer.data.sliding_windows import check_windowing, windows
 from latecomer.errors import BadInput
 
 LENGTH, STEP = 100, 50  # samples at 50 Hz: 2 s, half of it new

@@ -36,7 +36,7 @@ from latecomer.device.client import Rebases
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import Trainer
 from latecomer.fleet.fleet import Fleet
-from latecomer.fleet.journey import Journey
+from latecomer.fleet.task_times import TaskTimes
 
 
 @portable
@@ -133,7 +133,7 @@ class VirtualEngine:
         self._broadcasts = server.strategy.broadcasts
         self._windowed = {device for device in devices if fleet.has_windows(device)}
         for device in devices:
-            opens = fleet.first_open(device, 0.0)
+            opens = fleet.next_open(device, 0.0)
             self._push(opens, Opens(device) if device in self._windowed else Joined(device))
 
     def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
@@ -210,11 +210,11 @@ class VirtualEngine:
                 yield Arrived(device, self._result(task_id), time - sent)
                 yield from self._left_if_closed(device, time)
             case Opens(device):
-                self._push(self.fleet.closes(device, time), Closes(device))
+                self._push(self.fleet.close_after(device, time), Closes(device))
                 if device not in self.server.working and device not in self._away:
                     yield Joined(device)
             case Closes(device):
-                self._push(self.fleet.first_open(device, time), Opens(device))
+                self._push(self.fleet.next_open(device, time), Opens(device))
                 yield Left(device)
             case Joined(device):
                 self._away.discard(device)
@@ -229,7 +229,7 @@ class VirtualEngine:
                 yield item
 
     def _left_if_closed(self, device: int, time: float) -> Iterable[Event]:
-        if device in self._windowed and self.fleet.first_open(device, time) > time:
+        if device in self._windowed and self.fleet.next_open(device, time) > time:
             yield Left(device)
 
     def _result(self, task_id: int) -> Update:
@@ -273,23 +273,23 @@ class VirtualEngine:
     def _send(self, task: Task) -> None:
         down, up = task.bytes_down, wire_bytes(task.params)
         task.began = self._free_at
-        journey = self.fleet.journey(
+        task_times = self.fleet.task_times(
             task.device, task.number, self._free_at, self.trainer.examples(task), down, up
         )
         self._active_at = self.now
-        if journey.arrives is not None:
+        if task_times.arrives is not None:
             if self._broadcasts:
-                self._trains[task.id] = (journey.downloaded, journey.trained)
+                self._trains[task.id] = (task_times.downloaded, task_times.trained)
             self._push(
-                journey.arrives, Upload(task.id, task.device, self._free_at, _spans(journey))
+                task_times.arrives, Upload(task.id, task.device, self._free_at, _spans(task_times))
             )
-            self.trainer.expect(task, journey.arrives)
-        elif journey.reported is not None:
-            self._push(journey.reported, Failed(task.id, "the device was lost in mid-task"))
-        if journey.arrives is None:
+            self.trainer.expect(task, task_times.arrives)
+        elif task_times.reported is not None:
+            self._push(task_times.reported, Failed(task.id, "the device was lost in mid-task"))
+        if task_times.arrives is None:
             self._away.add(task.device)
-        if journey.free is not None and journey.free != journey.arrives:
-            self._push(journey.free, Joined(task.device))
+        if task_times.free is not None and task_times.free != task_times.arrives:
+            self._push(task_times.free, Joined(task.device))
 
     def _broadcast(self, task: Task) -> None:
         """A newer model reaches a device at work, which takes it up after a pass over its data."""
@@ -298,7 +298,7 @@ class VirtualEngine:
             return  # it will be lost
         begins, ends = span
         profile = self.fleet.devices[task.device]
-        leaves = self.fleet.first_open(task.device, self._free_at)
+        leaves = self.fleet.next_open(task.device, self._free_at)
         reached = leaves + profile.download_seconds(wire_bytes(task.params))
         passes = task.spec.local_epochs
         done = passes * (reached - begins) / (ends - begins) if ends > begins else passes
@@ -349,8 +349,8 @@ class VirtualEngine:
                 self.trainer.expect(self.server.open_tasks[item.task_id], time)
 
 
-def _spans(journey: Journey) -> tuple[float, ...]:
+def _spans(task_times: TaskTimes) -> tuple[float, ...]:
     """Seconds of download, training and upload; what is left until it arrives is lateness."""
-    sent, downloaded, trained, *_, uploaded = journey
+    sent, downloaded, trained, *_, uploaded = task_times
     done = trained if uploaded is None else uploaded
     return round(downloaded - sent, 6), round(trained - downloaded, 6), round(done - trained, 6)

@@ -325,15 +325,15 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
                 continue
             metrics, examples = found
             engine.bytes_down += wire_bytes(model)
-            journey = engine.fleet.journey(
+            task_times = engine.fleet.task_times(
                 order.device, EVALUATIONS + self._sent, engine.now, examples / 3,
                 wire_bytes(model), 0,
             )  # fmt: skip
-            if journey.arrives is None:
-                ends.append(engine.now if journey.reported is None else journey.reported)
+            if task_times.arrives is None:
+                ends.append(engine.now if task_times.reported is None else task_times.reported)
                 order.reply = _failed(order, "the device was lost while it evaluated")
                 continue
-            ends.append(journey.arrives)
+            ends.append(task_times.arrives)
             told = MetricRecord({**metrics, "num-examples": examples})
             order.reply = Message(RecordDict({"metrics": told}), reply_to=order.message)
         if orders and max(ends) > engine.now:

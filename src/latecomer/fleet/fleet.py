@@ -8,12 +8,12 @@ from typing import Any
 
 from latecomer.errors import BadInput, unknown
 from latecomer.fleet.availability import close_after, next_open
-from latecomer.fleet.journey import Journey, is_random, journey, task_rng
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.presets import PROFILES
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.task_times import TaskTimes, is_random, task_time_rng, task_times
 
-OVERRIDES = (
+OVERRIDABLE_FIELDS = (
     "dropout",
     "crash",
     "latency",
@@ -34,13 +34,13 @@ class Fleet:
     seed: int = 0
     notes: tuple[str, ...] = ()  # what the user should know of how it was made
 
-    def journey(
+    def task_times(
         self, device: int, number: int, now: float, examples: float, bytes_down: int, bytes_up: int
-    ) -> Journey:
+    ) -> TaskTimes:
         """What becomes of the device's task of this number, sent at `now`."""
         profile, lateness = self.devices[device], self.late.get(device)
-        rng = task_rng(self.seed, device, number) if is_random(profile, lateness) else None
-        return journey(profile, lateness, rng, now, examples, bytes_down, bytes_up)
+        rng = task_time_rng(self.seed, device, number) if is_random(profile, lateness) else None
+        return task_times(profile, lateness, rng, now, examples, bytes_down, bytes_up)
 
     @property
     def longest_period(self) -> float:
@@ -49,14 +49,14 @@ class Fleet:
 
     def has_windows(self, device: int) -> bool:
         """Whether the device is ever out of reach."""
-        return bool(self.devices[device].windows) and self.closes(device, 0.0) < inf
+        return bool(self.devices[device].windows) and self.close_after(device, 0.0) < inf
 
-    def first_open(self, device: int, t: float) -> float:
+    def next_open(self, device: int, t: float) -> float:
         """The first moment at or after t at which the device is reachable."""
         profile = self.devices[device]
         return next_open(profile.windows, profile.period, t)
 
-    def closes(self, device: int, t: float) -> float:
+    def close_after(self, device: int, t: float) -> float:
         """When the window that is open at t, or else the next to open, closes; inf if never."""
         profile = self.devices[device]
         return close_after(profile.windows, profile.period, t)
@@ -128,8 +128,8 @@ def epoch_seconds(
 
 def _override(profile: DeviceProfile, overrides: Mapping[str, float | None]) -> DeviceProfile:
     for name in overrides:
-        if name not in OVERRIDES:
-            raise unknown("fleet key", name, OVERRIDES)
+        if name not in OVERRIDABLE_FIELDS:
+            raise unknown("fleet key", name, OVERRIDABLE_FIELDS)
     changes: dict[str, Any] = {
         name: value for name, value in overrides.items() if value is not None
     }

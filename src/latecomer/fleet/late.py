@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latecomer.errors import BadInput
-from latecomer.fleet.streams import Stream, stream_rng
+from latecomer.fleet.random_streams import RandomStream, stream_rng
 
 Kind = Literal["in-flight", "busy"]
 GAMMA_SHAPE = 2.0
@@ -43,7 +43,7 @@ class Lateness:
         return self.mean_seconds * unit / self.shape if self.gamma else self.mean_seconds
 
 
-def lateness(
+def lateness_from_epochs(
     kind: Kind,
     delay: float,
     epoch_seconds: float,
@@ -81,7 +81,7 @@ def choose_late(
             raise BadInput(f"fleet.late.classes holds {label}: allowed is 0 to {known - 1}")
     if not classes:
         with_data = np.flatnonzero(class_counts.sum(axis=1))
-        picked = stream_rng(seed, Stream.LATE).permutation(with_data)[:devices]
+        picked = stream_rng(seed, RandomStream.LATE).permutation(with_data)[:devices]
     else:
         held = class_counts[:, sorted(set(classes))].sum(axis=1)
         most_first = np.argsort(-held, kind="stable")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.random_streams import RandomStream, stream_rng
 from latecomer.fleet.shares import apportion
-from latecomer.fleet.streams import Stream, stream_rng
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -64,7 +64,7 @@ CLASSES = (
 
 def phones(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
     """The classes in exact shares, shuffled over the ids; see CLASSES and LINKS for the figures."""
-    rng = stream_rng(seed, Stream.PHONES)
+    rng = stream_rng(seed, RandomStream.PHONES)
     counts = apportion(devices, [kind.percent for kind in CLASSES])
     order = rng.permutation(np.repeat(np.arange(len(CLASSES)), counts))
     return tuple(_draw(CLASSES[position], rng) for position in order.tolist())

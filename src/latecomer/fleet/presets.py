@@ -7,8 +7,8 @@ import numpy as np
 
 from latecomer.fleet.phones import phones
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.random_streams import RandomStream, stream_rng
 from latecomer.fleet.shares import apportion
-from latecomer.fleet.streams import Stream, stream_rng
 from latecomer.fleet.trace import read_trace
 
 UNIFORM_SECONDS = 10.0
@@ -48,13 +48,15 @@ def tiers(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
         for name, _, slowness in TIERS
     ]
     counts = apportion(devices, [weight for _, weight, _ in TIERS])
-    order = stream_rng(seed, Stream.TIERS).permutation(np.repeat(np.arange(len(TIERS)), counts))
+    order = stream_rng(seed, RandomStream.TIERS).permutation(
+        np.repeat(np.arange(len(TIERS)), counts)
+    )
     return tuple(made[position] for position in order.tolist())
 
 
 def gamma(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
     """Seconds per example drawn per device from a Gamma of shape 2 and mean 0.1; ideal links."""
-    rng = stream_rng(seed, Stream.GAMMA)
+    rng = stream_rng(seed, RandomStream.GAMMA)
     drawn = rng.gamma(GAMMA_SHAPE, GAMMA_MEAN / GAMMA_SHAPE, devices)
     return tuple(DeviceProfile(seconds_per_example=seconds) for seconds in drawn.tolist())
 

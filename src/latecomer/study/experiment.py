@@ -14,11 +14,11 @@ from latecomer.core.checks import Checks
 from latecomer.core.server import Server
 from latecomer.core.strategy import DelayedCompensation, Strategy
 from latecomer.data.dataset import Dataset
-from latecomer.data.drift import ClientStreams, Drift, streams, union
+from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, concatenate_streams
+from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.data.options import SourceOptions
-from latecomer.data.rare import without_rare
-from latecomer.data.reserved import Reserved
+from latecomer.data.rare_classes import drop_rare_classes
 from latecomer.data.sources import load
 from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
@@ -31,16 +31,16 @@ from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import (
-    OVERRIDES,
+    OVERRIDABLE_FIELDS,
     Fleet,
     epoch_seconds,
     make_fleet,
     task_seconds,
     with_lateness,
 )
-from latecomer.fleet.late import choose_late, lateness
-from latecomer.fleet.levels import declared
+from latecomer.fleet.late import choose_late, lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.submodel_widths import widths_by_speed
 from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
 from latecomer.strategies.parts.submodel_levels import SubmodelFitting, declared_levels, fitted
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
@@ -82,7 +82,7 @@ class Experiment:
         )
         options = resolve_options(self.recipe, config.strategy.options)
         dataset = load(config.data.source, config.data.path, source_options(config.data))
-        dataset = without_rare(dataset, config.data.min_examples)
+        dataset = drop_rare_classes(dataset, config.data.min_examples)
         _check_late_classes(config, dataset)
         self.federation: FederatedDataset = federate(
             dataset,
@@ -96,8 +96,8 @@ class Experiment:
             per_device=config.data.per_device,
             window=config.data.window,
             replicas=config.data.replicas,
-            second=second_domain(config.data.drift),
-            reserved=_reserved(config, dataset),
+            second_domain=second_domain(config.data.drift),
+            exclusive=_exclusive_classes(config, dataset),
             seed=config.seed,
         )
         config = self._with_level(config)
@@ -168,7 +168,9 @@ class Experiment:
         settings = self.config.submodels
         costs = task_seconds(self.fleet.devices, self._passes(), 4 * self.model.layout.size)
         try:
-            return declared(costs, settings.widths, settings.shares or _usual_shares(settings))
+            return widths_by_speed(
+                costs, settings.widths, settings.shares or _usual_shares(settings)
+            )
         except BadInput as error:
             raise BadInput(f"submodels.shares: {error}") from error
 
@@ -191,7 +193,7 @@ class Experiment:
             else [client.train for client in self.federation.clients]
         )
         if over_time and pooled:
-            over_time = [union(over_time)]
+            over_time = [concatenate_streams(over_time)]
         return {
             device: Client(
                 device,
@@ -208,11 +210,11 @@ class Experiment:
         }
 
     @cached_property
-    def streams(self) -> tuple[ClientStreams, ...]:
+    def streams(self) -> tuple[ClientDataStreams, ...]:
         """The devices' data over time; empty if they do not change."""
         if self.drift is None:
             return ()
-        return streams(self.federation, self.drift, self.config.seed)
+        return client_data_streams(self.federation, self.drift, self.config.seed)
 
     def server(self) -> Server:
         return Server(
@@ -280,17 +282,17 @@ class Experiment:
         if not self.streams or self.config.data.test == "official":
             return self.federation.test
         sharing = self.federation.held_out or range(len(self.streams))
-        return union([self.streams[device].test for device in sharing])(time)
+        return concatenate_streams([self.streams[device].test for device in sharing])(time)
 
     def validation(self, time: float = 0.0) -> Examples:
         """What early stopping looks at: the devices' validation parts."""
         if not self.streams:
             return self.federation.validation
-        return union([each.validation for each in self.streams])(time)
+        return concatenate_streams([each.validation for each in self.streams])(time)
 
     def _fleet(self, config: Config) -> Fleet:
         settings = config.fleet
-        overrides = {name: getattr(settings, name) for name in OVERRIDES}
+        overrides = {name: getattr(settings, name) for name in OVERRIDABLE_FIELDS}
         devices = len(self.federation.clients)
         fleet = make_fleet(settings.profile, devices, settings.path, config.seed, overrides)
         late = settings.late
@@ -303,7 +305,7 @@ class Experiment:
         )
         if self.recipe.punctual:
             delay = 0.0  # still listed as late: the metrics of these devices are wanted
-        how = lateness(
+        how = lateness_from_epochs(
             late.kind, delay, self._epoch_seconds(fleet), isinstance(late.delay, GammaDelay)
         )
         return with_lateness(fleet, chosen, how)
@@ -572,7 +574,7 @@ def _check_late_classes(config: Config, dataset: Dataset) -> None:
             )
 
 
-def _reserved(config: Config, dataset: Dataset) -> Reserved | None:
+def _exclusive_classes(config: Config, dataset: Dataset) -> ExclusiveClasses | None:
     late = config.fleet.late
     if not late.only:
         return None
@@ -584,7 +586,7 @@ def _reserved(config: Config, dataset: Dataset) -> Reserved | None:
         raise BadInput("fleet.late.only = true: fleet.late.classes must leave others a class")
     if config.data.drift.renames:
         raise BadInput("fleet.late.only = true: data.drift would give others the class by renaming")
-    return Reserved(
+    return ExclusiveClasses(
         late.classes,
         lambda counts: choose_late(counts, late.classes, late.devices, config.seed),
     )

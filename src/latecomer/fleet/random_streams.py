@@ -7,7 +7,7 @@ import numpy as np
 from latecomer.errors import BadInput
 
 
-class Stream(IntEnum):
+class RandomStream(IntEnum):
     """Fixed numbers: changing one changes every run."""
 
     TASK = 0xF1EE01
@@ -17,7 +17,7 @@ class Stream(IntEnum):
     PHONES = 0xF1EE05
 
 
-def stream_rng(seed: int, stream: Stream, *place: int) -> np.random.Generator:
+def stream_rng(seed: int, stream: RandomStream, *place: int) -> np.random.Generator:
     """The generator of one purpose, at one place within it."""
     if seed < 0:
         raise BadInput(f"seed = {seed}: allowed is 0 or more")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from latecomer.data.dataset import Dataset
-from latecomer.data.rare import without_rare
+from latecomer.data.rare_classes import drop_rare_classes
 from latecomer.errors import BadInput
 
 DATA = Dataset(
@@ -15,7 +15,7 @@ DATA = Dataset(
 
 
 def test_rare_classes_go_and_the_others_close_up() -> None:
-    left = without_rare(DATA, 2)
+    left = drop_rare_classes(DATA, 2)
     assert left.class_names == ("sit", "walk")
     assert left.y.tolist() == [0, 0, 1, 1, 1]
     assert left.x[:, 0].tolist() == [0, 1, 3, 4, 5]
@@ -23,10 +23,10 @@ def test_rare_classes_go_and_the_others_close_up() -> None:
 
 
 def test_nothing_rare_nothing_done() -> None:
-    assert without_rare(DATA, 0) is DATA
-    assert without_rare(DATA, 1) is DATA
+    assert drop_rare_classes(DATA, 0) is DATA
+    assert drop_rare_classes(DATA, 1) is DATA
 
 
 def test_at_least_two_classes_stay() -> None:
     with pytest.raises(BadInput, match=r"data\.min_examples = 3"):
-        without_rare(DATA, 3)
+        drop_rare_classes(DATA, 3)

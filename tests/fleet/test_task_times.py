@@ -6,31 +6,31 @@ from itertools import product
 import numpy as np
 import pytest
 
-from latecomer.fleet.journey import Journey, journey, task_rng
 from latecomer.fleet.late import Lateness
 from latecomer.fleet.profile import DeviceProfile
+from latecomer.fleet.task_times import TaskTimes, task_time_rng, task_times
 
 SLOW = DeviceProfile(seconds_per_example=0.5, seconds_per_task=2, down=1000, up=250, latency=0.25)
 DONE = 125.5
 
 
-def go(profile: DeviceProfile, lateness: Lateness | None = None, number: int = 0) -> Journey:
-    return journey(profile, lateness, task_rng(1, 0, number), 100.0, 6, 4000, 4000)
+def go(profile: DeviceProfile, lateness: Lateness | None = None, number: int = 0) -> TaskTimes:
+    return task_times(profile, lateness, task_time_rng(1, 0, number), 100.0, 6, 4000, 4000)
 
 
 def test_download_compute_and_upload_add_up() -> None:
     # 100 + (0.25 + 4) = 104.25; + (2 + 0.5 * 6) = 109.25; + (0.25 + 16) = 125.5
-    assert go(SLOW) == Journey(100.0, 104.25, 109.25, arrives=DONE, free=DONE, uploaded=DONE)
+    assert go(SLOW) == TaskTimes(100.0, 104.25, 109.25, arrives=DONE, free=DONE, uploaded=DONE)
 
 
 def test_an_upload_in_flight_leaves_the_device_free() -> None:
-    assert go(SLOW, Lateness("in-flight", 395)) == Journey(
+    assert go(SLOW, Lateness("in-flight", 395)) == TaskTimes(
         100.0, 104.25, 109.25, arrives=DONE + 395, free=DONE, uploaded=DONE
     )
 
 
 def test_a_busy_device_is_free_when_its_upload_arrives() -> None:
-    assert go(SLOW, Lateness("busy", 395)) == Journey(
+    assert go(SLOW, Lateness("busy", 395)) == TaskTimes(
         100.0, 104.25, 109.25, arrives=DONE + 395, free=DONE + 395, uploaded=DONE
     )
 
@@ -39,12 +39,14 @@ def test_work_pauses_out_of_reach() -> None:
     # Reachable in [0, 7) of every 50 s: the download takes 100..104.25, training has 2.75 s until
     # 107 and 2.25 s from 150, the upload 4.75 s until 157, 7 s until 207 and 4.5 s from 250.
     profile = replace(SLOW, windows=((0, 7),), period=50)
-    assert go(profile) == Journey(100.0, 104.25, 152.25, arrives=254.5, free=254.5, uploaded=254.5)
+    assert go(profile) == TaskTimes(
+        100.0, 104.25, 152.25, arrives=254.5, free=254.5, uploaded=254.5
+    )
 
 
 def test_a_task_waits_for_the_window_even_on_an_ideal_link() -> None:
     profile = DeviceProfile(windows=((30, 40),), period=50)
-    assert go(profile) == Journey(100.0, 130.0, 130.0, arrives=130.0, free=130.0, uploaded=130.0)
+    assert go(profile) == TaskTimes(100.0, 130.0, 130.0, arrives=130.0, free=130.0, uploaded=130.0)
 
 
 def test_jitter_has_mean_one_and_touches_compute_only() -> None:
@@ -104,8 +106,8 @@ def test_the_same_numbers_are_drawn_whatever_the_parameters() -> None:
     for jitter, dropout, crash, windows in product((0, 0.3), (0, 1), (0, 1), ((), ((0, 7),))):
         profile = replace(SLOW, jitter=jitter, dropout=dropout, crash=crash, windows=windows)
         for lateness in (None, Lateness("busy", 9), Lateness("in-flight", 9, gamma=True)):
-            rng = task_rng(1, 2, 3)
-            journey(profile, lateness, rng, 0.0, 5, 10, 10)
+            rng = task_time_rng(1, 2, 3)
+            task_times(profile, lateness, rng, 0.0, 5, 10, 10)
             states.add(rng.random())
     assert len(states) == 1
 
@@ -124,6 +126,6 @@ def test_one_feature_does_not_change_another() -> None:
 
 
 def test_a_tasks_stream_depends_on_seed_device_and_number_only() -> None:
-    assert task_rng(1, 2, 3).random() == task_rng(1, 2, 3).random()
+    assert task_time_rng(1, 2, 3).random() == task_time_rng(1, 2, 3).random()
     places = [(1, 2, 3), (2, 2, 3), (1, 3, 2), (1, 2, 4), (1, 3, 3)]
-    assert len({task_rng(*place).random() for place in places}) == len(places)
+    assert len({task_time_rng(*place).random() for place in places}) == len(places)

@@ -7,7 +7,7 @@ import numpy as np
 from latecomer.data.dataset import Dataset
 
 
-def without_rare(dataset: Dataset, least: int) -> Dataset:
+def drop_rare_classes(dataset: Dataset, least: int) -> Dataset:
     """The dataset without classes of fewer than `least` examples, and a note of what is gone."""
     counts = np.bincount(dataset.y, minlength=dataset.num_classes)
     kept = np.flatnonzero(counts >= least)

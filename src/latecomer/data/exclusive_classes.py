@@ -14,13 +14,13 @@ Holders = Callable[[NDArray[np.integer[Any]]], Collection[int]]
 
 
 @dataclass(frozen=True)
-class Reserved:
+class ExclusiveClasses:
     """Ties data to devices where a partition by itself does not (`fleet.late.only`)."""
 
     classes: tuple[int, ...]
     holders: Holders
 
-    def leave(
+    def restrict(
         self,
         shares: Sequence[Indices],
         y: NDArray[np.int64],

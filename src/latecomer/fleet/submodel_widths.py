@@ -9,7 +9,7 @@ from latecomer.errors import BadInput
 from latecomer.fleet.shares import apportion
 
 
-def declared(
+def widths_by_speed(
     costs: Sequence[float], widths: Sequence[float], shares: Sequence[float]
 ) -> list[float]:
     """Each device's width: the fastest get the widest, in proportion to `shares`.

@@ -1,6 +1,6 @@
 import numpy as np
 
-from latecomer.data.reserved import Reserved
+from latecomer.data.exclusive_classes import ExclusiveClasses
 
 LABELS = np.array([0, 1, 1, 0, 1, 2, 0, 2, 2])
 SHARES = [np.array([0, 1, 2]), np.array([3, 4, 5]), np.array([6, 7, 8])]
@@ -13,19 +13,19 @@ def test_others_than_its_holders_lose_a_class() -> None:
         seen.append(counts.tolist())
         return [0]
 
-    left, holders = Reserved((1,), most).leave(SHARES, LABELS, 3)
+    left, holders = ExclusiveClasses((1,), most).restrict(SHARES, LABELS, 3)
     assert holders == (0,)
     assert seen == [[[1, 2, 0], [1, 1, 1], [1, 0, 2]]]
     assert [share.tolist() for share in left] == [[0, 1, 2], [3, 5], [6, 7, 8]]
 
 
 def test_several_classes_may_leave_nothing() -> None:
-    left, _ = Reserved((0, 2), lambda counts: (0, 1)).leave(SHARES, LABELS, 3)
+    left, _ = ExclusiveClasses((0, 2), lambda counts: (0, 1)).restrict(SHARES, LABELS, 3)
     assert [share.tolist() for share in left] == [[0, 1, 2], [3, 4, 5], []]
 
 
 def test_devices_to_be_tested_on_hold_nothing_and_lose_nothing() -> None:
-    reserved = Reserved((1,), lambda counts: [int(counts[:, 1].argmax())])
-    left, holders = reserved.leave(SHARES, LABELS, 3, held_out=[0])
+    exclusive = ExclusiveClasses((1,), lambda counts: [int(counts[:, 1].argmax())])
+    left, holders = exclusive.restrict(SHARES, LABELS, 3, held_out=[0])
     assert holders == (1,)
     assert [share.tolist() for share in left] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

@@ -8,10 +8,10 @@ import numpy as np
 from latecomer.fleet.availability import finish, next_open
 from latecomer.fleet.late import GAMMA_SHAPE, Lateness
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.fleet.streams import Stream, stream_rng
+from latecomer.fleet.random_streams import RandomStream, stream_rng
 
 
-class Journey(NamedTuple):
+class TaskTimes(NamedTuple):
     """The moments of one task; of a lost one, `downloaded` and `trained` tell what was planned."""
 
     sent: float
@@ -24,9 +24,9 @@ class Journey(NamedTuple):
     uploaded: float | None = None  # the upload itself is done; what follows is lateness
 
 
-def task_rng(seed: int, device: int, number: int) -> np.random.Generator:
+def task_time_rng(seed: int, device: int, number: int) -> np.random.Generator:
     """The stream of one task: independent of every other, and of the order of events."""
-    return stream_rng(seed, Stream.TASK, device, number)
+    return stream_rng(seed, RandomStream.TASK, device, number)
 
 
 def is_random(profile: DeviceProfile, lateness: Lateness | None) -> bool:
@@ -35,7 +35,7 @@ def is_random(profile: DeviceProfile, lateness: Lateness | None) -> bool:
     return gamma or profile.jitter > 0 or profile.dropout > 0 or profile.crash > 0
 
 
-def journey(
+def task_times(
     profile: DeviceProfile,
     lateness: Lateness | None,
     rng: np.random.Generator | None,
@@ -43,7 +43,7 @@ def journey(
     examples: float,
     bytes_down: int,
     bytes_up: int,
-) -> Journey:
+) -> TaskTimes:
     """Follow a task sent at `now`; `examples` counts every pass over the device's data.
 
     A task sent to a device out of reach waits for its next window. No `rng` is needed where
@@ -69,7 +69,7 @@ def journey(
         lost = now + fraction * (done - now)
         reported = lost + profile.detect_seconds
         back = next_open(windows, period, max(lost + profile.restart_seconds, reported))
-        return Journey(now, downloaded, trained, None, None if vanished else back, lost, reported)
+        return TaskTimes(now, downloaded, trained, None, None if vanished else back, lost, reported)
     arrives = done + lateness.extra(unit) if lateness else done
     busy = lateness is not None and lateness.kind == "busy"
-    return Journey(now, downloaded, trained, arrives, arrives if busy else done, uploaded=done)
+    return TaskTimes(now, downloaded, trained, arrives, arrives if busy else done, uploaded=done)
