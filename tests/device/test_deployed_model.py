@@ -41,7 +41,7 @@ def test_told_nothing_it_is_the_model_as_sent(tmp_path):
 
 def test_its_change_its_mix_and_the_servers_offset_by_hand(tmp_path):
     change = 2 * (trained(MODEL.init(1)) - MODEL.init(1))
-    use = ServingSettings(0.5, 1.0, expected=(0.5, 0.25, 0.25), offset=(0.0, 1.0, -1.0))
+    use = ServingSettings(0.5, 1.0, class_prior=(0.5, 0.25, 0.25), output_bias=(0.0, 1.0, -1.0))
     params = kept(tmp_path, use, change)
     found = load_deployed_model(tmp_path, MODEL, MINE, LABELS)
     offset = torch.tensor([0.0, 1.0, -1.0])
@@ -63,7 +63,10 @@ def test_a_change_that_serves_its_examples_worse_is_left_out(tmp_path):
 
 
 def test_shares_of_other_classes_are_not_counted(tmp_path):
-    params = kept(tmp_path, ServingSettings(mix=1.0, expected=(0.5, 0.5), offset=(9.0, -9.0)))
+    params = kept(
+        tmp_path,
+        ServingSettings(prior_correction=1.0, class_prior=(0.5, 0.5), output_bias=(9.0, -9.0)),
+    )
     expected = MODEL.logits(params, X) + class_prior_offset(LABELS, 3)
     assert torch.allclose(load_deployed_model(tmp_path, MODEL, MINE, LABELS)(X), expected)
 

@@ -62,7 +62,7 @@ def test_little_change_beside_the_movement_stays_unsent() -> None:
 
 
 def test_what_stayed_unsent_is_carried_on() -> None:
-    spec, memory = TrainSpec(lazy=1.0, carry=True), DeviceMemory()
+    spec, memory = TrainSpec(lazy=1.0, accumulate_residual=True), DeviceMemory()
 
     def sent(delta: float, params: float) -> torch.Tensor | None:
         return if_new(torch.tensor([delta]), task(0, spec, torch.tensor([params])), memory)
@@ -82,7 +82,10 @@ def test_without_carrying_it_is_lost() -> None:
 
 
 def test_a_device_with_another_submodel_begins_anew() -> None:
-    spec, memory = TrainSpec(lr=1.0, balance=0.5, lazy=100.0, carry=True), DeviceMemory()
+    spec, memory = (
+        TrainSpec(lr=1.0, balance=0.5, lazy=100.0, accumulate_residual=True),
+        DeviceMemory(),
+    )
     for size in (2, 3):
         delta = torch.ones(size)
         assert torch.equal(balanced(delta, spec, memory), delta)

@@ -90,7 +90,7 @@ def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monk
     def full(*given):
         raise OSError("no space left")
 
-    monkeypatch.setattr("latecomer.engines.agent.keep_model", full)
+    monkeypatch.setattr("latecomer.engines.agent.save_deployed_model", full)
     assert asked(an_agent(tmp_path)).delta is not None
     assert DeviceDisk(tmp_path).load().answered == "s-0"
 
@@ -99,7 +99,7 @@ def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monk
 def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path, optimizer):
     agent = an_agent(tmp_path, PRIVATE)
     spec = replace(SPEC, optimizer=optimizer)
-    agent.answer(encode_task(a_task(spec=spec), "s-0", "r", use=ServingSettings(keep=1.0)))
+    agent.answer(encode_task(a_task(spec=spec), "s-0", "r", use=ServingSettings(interpolation=1.0)))
     assert torch.equal(agent.load_deployed_model().params, a_task().params)
 
 

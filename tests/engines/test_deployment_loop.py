@@ -132,10 +132,10 @@ def test_tasks_tell_devices_how_to_use_the_model():
     node = Listener("toy-0")
     run = ToyFederation("latecomer", nodes={0: node})
     run.until(40)
-    assert node.uses[-1] == ServingSettings(mix=1.0)
+    assert node.uses[-1] == ServingSettings(prior_correction=1.0)
     run.loop.server.strategy.own.mix = 0.5
     run.until(80)
-    assert node.uses[-1] == run.loop.server.use("main") == ServingSettings(mix=0.5)
+    assert node.uses[-1] == run.loop.server.use("main") == ServingSettings(prior_correction=0.5)
     plain = Listener("toy-0")
     ToyFederation("fedasync", nodes={0: plain}).until(10)
     assert plain.uses[-1] is None

@@ -63,7 +63,7 @@ def run(engine, updates=120):
 
 @pytest.mark.parametrize("size", [0, 4])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
-@pytest.mark.parametrize("asks", [{"balance": 0.5}, {"lazy": 2.0, "carry": True}])
+@pytest.mark.parametrize("asks", [{"balance": 0.5}, {"lazy": 2.0, "accumulate_residual": True}])
 def test_the_order_of_arrivals_does_not_matter(asks, order, size):
     tasks, memory = tasks_of_one_device(replace(SPEC, **asks)), {}
     clients, _ = clients_and_model()

@@ -73,13 +73,13 @@ def test_how_a_model_is_used_goes_with_the_task(use):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"use.keep": "much"},
-        {"use.keep": [0.5]},
-        {"use.mix": float("nan")},
-        {"use.offset": "1.0"},
-        {"use.offset": [0.0, float("inf")]},
-        {"use.expected": [True, False]},
-        {"use.expected": [0.0] * (MOST_METRICS + 1)},
+        {"use.interpolation": "much"},
+        {"use.interpolation": [0.5]},
+        {"use.prior_correction": float("nan")},
+        {"use.output_bias": "1.0"},
+        {"use.output_bias": [0.0, float("inf")]},
+        {"use.class_prior": [True, False]},
+        {"use.class_prior": [0.0] * (MOST_METRICS + 1)},
     ],
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
@@ -121,7 +121,9 @@ def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
 
 def test_a_spec_of_an_older_server_has_the_defaults():
     payload = encode_task(a_task(), "k")
-    told = {name: value for name, value in payload.fields.items() if name != "spec.carry"}
+    told = {
+        name: value for name, value in payload.fields.items() if name != "spec.accumulate_residual"
+    }
     assert decode_task(Payload(told, array=payload.array), whole).task.spec == a_task().spec
 
 

@@ -71,8 +71,8 @@ def test_the_weight_is_freshness_times_the_share_of_examples():
 
 def test_devices_are_told_the_threshold():
     spec = Server(torch.zeros(1), paflm(threshold=3.0), TrainSpec()).spec
-    assert (spec.lazy, spec.carry) == (3.0, True)
-    assert not Server(torch.zeros(1), paflm(accumulate=False), TrainSpec()).spec.carry
+    assert (spec.lazy, spec.accumulate_residual) == (3.0, True)
+    assert not Server(torch.zeros(1), paflm(accumulate=False), TrainSpec()).spec.accumulate_residual
 
 
 def test_a_silent_device_moves_nothing_and_is_given_the_next_task():

@@ -128,10 +128,10 @@ def test_a_model_of_uneven_devices_is_calibrated_in_its_output_bias():
     assert ["calibrated" in note for note in notes] == [True]
     # It lacks 0.2 of the second class: 0.2 / (0.2 + 5 / 100), half of it, and its unevenness is 1.
     assert server.model().tolist() == pytest.approx([0.0, 0.0, -0.4, 0.4])
-    assert server.use("main").offset == pytest.approx((-0.4, 0.4))
+    assert server.use("main").output_bias == pytest.approx((-0.4, 0.4))
     assert server.store.head_params().tolist() == [0.0] * 4  # what is trained stays as it is
     assert owning.expected([0, 1], 2).tolist() == [0.5, 0.5]
-    assert server.use("main").expected == (0.5, 0.5)
+    assert server.use("main").class_prior == (0.5, 0.5)
     again = uneven()[0]
     again.restore(server.state())
     assert again.model().tolist() == server.model().tolist()
@@ -156,7 +156,7 @@ def test_a_network_without_an_output_bias_stays_as_it_is():
     _, notes = judge(server, commands, (1.0, 0.0), FEWEST)
     assert not notes
     assert server.model() is server.store.head_params()
-    assert server.use("main").offset == ()
+    assert server.use("main").output_bias == ()
     assert owning.expected([0, 1], 2).tolist() == pytest.approx([0.7, 0.3])
 
 

@@ -30,12 +30,13 @@ class TrainSpec:
     lr_scale: float = 1.0
     feedback: bool = False  # send how well the model fits, see device/feedback.py
     hold_back: bool = True  # what is judged by is not trained on
-    mix: float = 0.0  # how far the device's class mix is allowed for when it judges; 0 = not
+    # With `feedback`: factor on the label-shift correction of predictions behind "error"; 0 = off
+    prior_correction: float = 0.0
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise
     lazy: float = 0.0  # how small a change stays unsent, beside the model's movement; 0 = none
-    carry: bool = False  # what stays unsent is added to the next delta
+    accumulate_residual: bool = False  # a delta that stays unsent is added to the next one
 
     @property
     def remembers(self) -> bool:
@@ -45,16 +46,18 @@ class TrainSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """How a device makes a model its own, as far as only the server knows (`device.personal`).
+    """How a device personalises the model of a task (`device.personalisation`).
 
-    It puts up to `keep` of its own last change on top, adds `offset` to the outputs, and allows for
-    its class mix as far as `mix`, beside the shares `expected` of the model. Empty: unknown.
+    `interpolation`: largest share, 0 to 1, of the device's last update that is added to the model.
+    `prior_correction`: factor, 0 to 1, on the label-shift correction log(p_device / p_model) of
+    the logits. `class_prior`: p_model, one value per class; empty = uniform. `output_bias`: added
+    to the logits, one value per class; empty = zero.
     """
 
-    keep: float = 0.0
-    mix: float = 0.0
-    expected: tuple[float, ...] = ()
-    offset: tuple[float, ...] = ()
+    interpolation: float = 0.0
+    prior_correction: float = 0.0
+    class_prior: tuple[float, ...] = ()
+    output_bias: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

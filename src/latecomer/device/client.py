@@ -199,7 +199,7 @@ class Client:
         if task.spec.report_loss:
             metrics["loss_rms"] = loss_rms(network, base, x, y)
         if task.spec.feedback:
-            metrics |= feedback(network, base, *self.judged_by(task), task.spec.mix)
+            metrics |= feedback(network, base, *self.judged_by(task), task.spec.prior_correction)
             metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.fits(task))}
         return release(Update(task.id, sent, len(y), metrics, choice=choice))
 

@@ -70,12 +70,15 @@ def load_deployed_model(
         raise BadInput(f"{path}: the model is damaged: {error}") from error
     if network is None or network.layout.size != sent.numel():
         raise BadInput(f"{path}: the model of {sent.numel():,} parameters is of another network")
-    expected = _shares(use.expected, 1.0, network)
-    offset = _shares(use.offset, 0.0, network)
-    offset = offset + prior_correction(y, network.num_classes, use.mix, expected)
+    expected = _shares(use.class_prior, 1.0, network)
+    offset = _shares(use.output_bias, 0.0, network)
+    offset = offset + prior_correction(y, network.num_classes, use.prior_correction, expected)
     errors = training_errors(network.logits, x, y, offset)
     return DeployedModel(
-        network, interpolated_params(sent, tensors.get("change"), use.keep, errors), use, offset
+        network,
+        interpolated_params(sent, tensors.get("change"), use.interpolation, errors),
+        use,
+        offset,
     )
 
 

@@ -44,7 +44,7 @@ def if_new(delta: Tensor, task: Task, memory: DeviceMemory) -> Tensor | None:
     if sent is not None and before is not None:
         change, movement = vector_norm(delta - sent), vector_norm(task.params - before)
         if change.item() ** 2 <= task.spec.lazy * movement.item() ** 2:
-            if task.spec.carry:
+            if task.spec.accumulate_residual:
                 memory["carried"] = delta
             return None
     memory["sent"] = delta

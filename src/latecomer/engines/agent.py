@@ -157,8 +157,8 @@ class Agent:
         """For use until the next task. What noise was added to is no change to go by."""
         use, sent = use or ServingSettings(), task.chosen(update.choice).params
         if 0 < update.choice <= len(task.offers):
-            use = replace(use, expected=(), offset=())  # they are of the model it has left
-        change = update.delta if use.keep and self.privacy is None else None
+            use = replace(use, class_prior=(), output_bias=())  # they are of the model it has left
+        change = update.delta if use.interpolation and self.privacy is None else None
         try:
             save_deployed_model(self.disk.folder, sent, change, name_of(task.submodel), use)
         except OSError as error:

@@ -109,4 +109,4 @@ def _turn(share: float) -> int:
 def _judging(spec: TrainSpec) -> TrainSpec:
     # Examples are scarce, and one who finds a model wanting that has seen them is right a fortiori.
     # Nobody is badly served for having few classes: a cluster of those would forget the others.
-    return replace(spec, hold_back=False, mix=1.0)
+    return replace(spec, hold_back=False, prior_correction=1.0)

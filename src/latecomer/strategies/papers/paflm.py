@@ -35,7 +35,7 @@ def paflm(
     """`threshold` is the paper's 1 / beta; 0 sends everything. Silent deltas `accumulate`."""
 
     def prepare(spec: TrainSpec) -> TrainSpec:
-        return replace(spec, lazy=threshold, carry=accumulate and threshold > 0)
+        return replace(spec, lazy=threshold, accumulate_residual=accumulate and threshold > 0)
 
     return Strategy(
         name="paflm",
