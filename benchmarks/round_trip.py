@@ -56,7 +56,7 @@ SERVER = """
 from flwr.serverapp import ServerApp
 from latecomer import Server, build_strategy
 from latecomer.core.messages import TrainSpec
-from latecomer.engines.flower import GridPost
+from latecomer.engines.flower import GridTransport
 from latecomer.engines.virtual import Bounds
 from latecomer.study.deployed import serve
 from round_trip.task import model
@@ -69,7 +69,7 @@ def main(grid, context):
     config, spec = context.run_config, TrainSpec(local_epochs=1, batch_size=20, lr=0.1)
     server = Server(model().init(1), build_strategy("fedasync", {}), spec, seed=1)
     bounds = Bounds(updates=int(config["updates"]))
-    serve(GridPost(grid, poll=0.1), server, str(config["folder"]), bounds, every=1000)
+    serve(GridTransport(grid, poll=0.1), server, str(config["folder"]), bounds, every=1000)
 """
 
 

@@ -15,7 +15,7 @@ from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
 from latecomer.engines.wire import (
     GoOn,
-    Refused,
+    InvalidPayload,
     decode_introduction,
     decode_update,
     encode_go_on,
@@ -196,6 +196,6 @@ def test_it_trains_the_sub_model_that_the_task_names(tmp_path):
 
 
 def test_a_model_of_another_size_is_refused_untrained(tmp_path):
-    with pytest.raises(Refused, match="shape"):
+    with pytest.raises(InvalidPayload, match="shape"):
         asked(an_agent(tmp_path), params=torch.zeros(7))
     assert DeviceDisk(tmp_path).load().begun == 0

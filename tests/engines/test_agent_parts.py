@@ -14,7 +14,7 @@ from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
 from latecomer.engines.wire import (
     GoOn,
-    Refused,
+    InvalidPayload,
     decode_progress,
     decode_update,
     encode_go_on,
@@ -139,7 +139,7 @@ def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):
         answer = device.asks(encode_go_on(GoOn("k", 4)))
         broadcasts = replace(task, broadcasts=(Offer("main", 1, MODEL.init(2)),))
         assert decode_update(answer, broadcasts, "k", {1: "s-1"}).choice == 1
-        with pytest.raises(Refused, match="does not remember"):
+        with pytest.raises(InvalidPayload, match="does not remember"):
             decode_update(answer, broadcasts, "k", {1: "t-1"})
 
 
@@ -148,7 +148,7 @@ def test_a_new_task_takes_the_place_of_an_unfinished_one(tmp_path):
     device.asks(encode_task(task, "old", "r", until=1))
     got = device.whole(task)
     same(got, device.client.perform(replace(task, number=1)))
-    with pytest.raises(Refused, match="not in the middle"):
+    with pytest.raises(InvalidPayload, match="not in the middle"):
         device.asks(encode_go_on(GoOn("old", 2)))
 
 
@@ -156,7 +156,7 @@ def test_a_new_task_takes_the_place_of_an_unfinished_one(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path, order):
     device = InParts(tmp_path)
     device.asks(encode_task(a_task(), "k", "r", until=1))
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidPayload):
         device.asks(encode_go_on(order))
 
 

@@ -10,7 +10,7 @@ from fake_grid import ToyFederation, ToyNode, revived, saved
 from latecomer.core.messages import Offer, Task, TrainSpec
 from latecomer.core.strategy import Strategy
 from latecomer.engines.resumable_tasks import ResumableTask, restored
-from latecomer.engines.wire import GoOn, Progress, Refused
+from latecomer.engines.wire import GoOn, InvalidPayload, Progress
 from latecomer.strategies.recipe import build_strategy
 from toy import ToyRun, toy_fleet, toy_server
 
@@ -195,5 +195,5 @@ def test_it_comes_out_of_a_checkpoint_as_it_went_in():
 
 def test_a_word_from_the_past_is_refused():
     course = ResumableTask(4, until=3)
-    with pytest.raises(Refused, match="passes must be 3 to 3"):
+    with pytest.raises(InvalidPayload, match="passes must be 3 to 3"):
         course.heard(Progress(2))

@@ -12,9 +12,9 @@ from latecomer.core.submodel import Submodel
 from latecomer.engines.wire import (
     MOST_METRICS,
     Introduction,
+    InvalidPayload,
     Packed,
     Payload,
-    Refused,
     decode_introduction,
     decode_task,
     decode_update,
@@ -43,7 +43,7 @@ def whole(name):
     if name == "width-0.5":
         return HALF, 2
     if name:
-        raise Refused(f"no network for {name!r}")
+        raise InvalidPayload(f"no network for {name!r}")
     return None, SIZE
 
 
@@ -84,7 +84,7 @@ def test_how_a_model_is_used_goes_with_the_task(use):
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
     payload = encode_task(a_task(), "s-7", use=ServingSettings(0.5))
-    with pytest.raises(Refused, match="must be a"):
+    with pytest.raises(InvalidPayload, match="must be a"):
         decode_task(replace(payload, fields={**payload.fields, **changes}), whole)
 
 
@@ -115,7 +115,7 @@ def test_a_submodel_travels_by_name():
 )
 def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
     payload = encode_task(a_task(), "k")
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(InvalidPayload, match=reason):
         decode_task(Payload({**payload.fields, **changes}, array=payload.array), whole)
 
 
@@ -170,13 +170,13 @@ HUGE = npy(GOOD).replace(b"(1, 5), ", b"(1, 500000000), ")
     ],
 )
 def test_an_array_is_what_was_asked_for_or_refused(packed, reason):
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(InvalidPayload, match=reason):
         unpack(packed, 1, SIZE)
 
 
 def test_an_array_of_objects_is_refused_unread():
     hostile = Packed("float32", (1, SIZE), npy(np.array([[print] * SIZE], dtype=object)))
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidPayload):
         unpack(hostile, 1, SIZE)
 
 
@@ -202,7 +202,7 @@ def test_what_is_unpacked_may_be_written_into():
 )
 def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
     payload = encode_update(an_update(), "k")
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(InvalidPayload, match=reason):
         decode_update(
             Payload({**payload.fields, **changes}, payload.metrics, payload.array), a_task(), "k"
         )
@@ -212,7 +212,7 @@ def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
 def test_a_missing_field_is_named(name):
     payload = encode_update(an_update(), "k")
     told = {n: value for n, value in payload.fields.items() if n != name}
-    with pytest.raises(Refused, match=name):
+    with pytest.raises(InvalidPayload, match=name):
         decode_update(Payload(told, payload.metrics, payload.array), a_task(), "k")
 
 
@@ -222,7 +222,7 @@ def test_a_missing_field_is_named(name):
 )
 def test_impossible_metrics_are_refused(metrics):
     payload = encode_update(an_update(), "k")
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidPayload):
         decode_update(Payload(payload.fields, metrics, payload.array), a_task(), "k")
 
 
@@ -245,5 +245,5 @@ def test_an_introduction_comes_out_as_it_went_in():
     ],
 )
 def test_an_introduction_of_the_wrong_form_is_refused(told):
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidPayload):
         decode_introduction(Payload(told))

@@ -18,10 +18,10 @@ from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.wire import (
     Introduction,
+    InvalidPayload,
     Order,
     Payload,
     Progress,
-    Refused,
     decode_go_on,
     decode_task,
     encode_introduction,
@@ -108,7 +108,7 @@ class Agent:
             return _repeated(kept)
         under_way = kept.under_way
         if under_way is None or under_way.told["task"] != key:
-            raise Refused("this device is not in the middle of that task")
+            raise InvalidPayload("this device is not in the middle of that task")
         part = under_way.part
         order = decode_go_on(parcel, part.local.numel())
         if order.until <= part.done:
@@ -180,7 +180,7 @@ class Agent:
             network = self.networks(submodel)
             if name_of(submodel) == name and network is not None:
                 return submodel, network.layout.size
-        raise Refused(f"this device has no network for {name!r}")
+        raise InvalidPayload(f"this device has no network for {name!r}")
 
 
 def _with_broadcast(task: Task, number: int, newer: Tensor) -> Task:

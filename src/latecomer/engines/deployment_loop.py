@@ -54,8 +54,8 @@ from latecomer.engines.transport import Delivery, Transport
 from latecomer.engines.virtual import Bounds, BroadcastSent
 from latecomer.engines.wire import (
     Introduction,
+    InvalidPayload,
     Payload,
-    Refused,
     decode_introduction,
     decode_progress,
     encode_go_on,
@@ -293,12 +293,12 @@ class DeploymentLoop:
             return  # it has gone meanwhile, and is asked anew when it is back
         try:
             if delivery.payload is None:
-                raise Refused(delivery.error)
+                raise InvalidPayload(delivery.error)
             who = decode_introduction(delivery.payload)
             if who.width not in self.submodels:
-                raise Refused(f"there is no sub-model of width {who.width:g}")
+                raise InvalidPayload(f"there is no sub-model of width {who.width:g}")
             device, new = self.registry.introduced(node, who)
-        except Refused as error:
+        except InvalidPayload as error:
             self._node_failed(node, str(error))
             return
         self._greeted(device, who, new)
@@ -358,7 +358,7 @@ class DeploymentLoop:
                     return
             newer = {} if course is None else course.names
             update = self.codec.decode(delivery.payload, task, key, newer)
-        except Refused as error:
+        except InvalidPayload as error:
             yield from self._lost(device, task, f"refused: {error}")
             return
         counted = self.server.working.get(device.number) == number

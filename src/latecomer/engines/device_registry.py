@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from latecomer.engines.wire import Introduction, Refused
+from latecomer.engines.wire import Introduction, InvalidPayload
 
 MOST_DEVICES = 1_000_000  # names are kept for ever: nobody may make them up without end
 
@@ -56,9 +56,9 @@ class DeviceRegistry:
         proof = sha256(who.key.encode()).hexdigest()
         known = self.names.get(who.name)
         if known is not None and not hmac.compare_digest(known.proof, proof):
-            raise Refused(f"device {known.number} has this name, and another key")
+            raise InvalidPayload(f"device {known.number} has this name, and another key")
         if known is None and len(self.names) >= MOST_DEVICES:
-            raise Refused(f"there are {MOST_DEVICES:,} devices already")
+            raise InvalidPayload(f"there are {MOST_DEVICES:,} devices already")
         device = known or Device(len(self.names), proof, who.width)
         self.names[who.name] = self.devices[device.number] = device
         device.node, device.width = node, who.width

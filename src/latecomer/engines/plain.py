@@ -16,9 +16,9 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import DelayedCompensation
 from latecomer.engines.wire import (
     Introduction,
+    InvalidPayload,
     Packed,
     Payload,
-    Refused,
     check_metrics,
     pack_one,
     quoted,
@@ -69,7 +69,7 @@ class PlainFlowerCodec:
         told = dict(payload.metrics)
         check_metrics(told)
         if EXAMPLES not in told:
-            raise Refused(f"{EXAMPLES!r} is missing")
+            raise InvalidPayload(f"{EXAMPLES!r} is missing")
         examples = told.pop(EXAMPLES)
         # Nobody here reads a series of numbers; Flower's records may hold them.
         metrics = {name: value for name, value in told.items() if not isinstance(value, list)}
@@ -82,13 +82,13 @@ class PlainFlowerCodec:
             strange = sorted(set(named) - set(layout.names))
             missing = sorted(set(layout.names) - set(named))
             what = f"{quoted(strange[0])} is not" if strange else f"{missing[0]!r} alone is"
-            raise Refused(f"the arrays are not those of the model: {what} in one of both")
+            raise InvalidPayload(f"the arrays are not those of the model: {what} in one of both")
         pieces = []
         for name, shape in zip(layout.names, layout.shapes, strict=True):
             try:
                 pieces.append(unpack_one(named[name], shape).reshape(-1))
-            except Refused as error:
-                raise Refused(f"{name!r}: {error}") from None
+            except InvalidPayload as error:
+                raise InvalidPayload(f"{name!r}: {error}") from None
         return torch.cat(pieces)
 
 

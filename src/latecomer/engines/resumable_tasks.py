@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latecomer.core.messages import Task
-from latecomer.engines.wire import GoOn, Progress, Refused
+from latecomer.engines.wire import GoOn, InvalidPayload, Progress
 
 
 @dataclass(slots=True)
@@ -42,9 +42,11 @@ class ResumableTask:
     def heard(self, progress: Progress) -> None:
         """Take in what the device says; Refused if it cannot be."""
         if not self.until <= progress.passes < self.passes:
-            raise Refused(f"passes must be {self.until} to {self.passes - 1}")
+            raise InvalidPayload(f"passes must be {self.until} to {self.passes - 1}")
         if progress.number and self.names.get(progress.number) != progress.name:
-            raise Refused("it went on from a model that this server does not remember sending")
+            raise InvalidPayload(
+                "it went on from a model that this server does not remember sending"
+            )
         self.base, self.told = progress.number, 0
         self.until = progress.passes
 

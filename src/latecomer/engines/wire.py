@@ -1,7 +1,7 @@
 """Tasks and answers as they travel: flat fields, metrics and at most one array. No pickle.
 
 A payload knows nothing of Flower. What comes off the wire is hostile: sizes and types are compared
-with what was asked for before a single value is read, and `Refused` says what was wrong. Values
+with what was asked for before a single value is read, and `InvalidPayload` says what was wrong. Values
 (finite, in bounds) are left to `core.checks`, which sees every update.
 """
 
@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a device
 Scalar = bool | int | float | str
 
 
-class Refused(ValueError):
+class InvalidPayload(ValueError):
     """What a payload carries cannot be used; the message says why."""
 
 
@@ -120,26 +120,26 @@ def pack_one(tensor: Tensor) -> Packed:
 def unpack(packed: Packed | None, rows: int, size: int) -> Tensor:
     """The float32 matrix of that shape; nothing is read or allocated for any other."""
     if packed is None:
-        raise Refused("there is no array in it")
+        raise InvalidPayload("there is no array in it")
     return unpack_one(packed, (rows, size))
 
 
 def unpack_one(packed: Packed, shape: tuple[int, ...]) -> Tensor:
     """The float32 tensor of that shape; nothing is read or allocated for any other."""
     if packed.dtype != FLOAT32:
-        raise Refused(f"the array is of {quoted(packed.dtype)}, must be {FLOAT32}")
+        raise InvalidPayload(f"the array is of {quoted(packed.dtype)}, must be {FLOAT32}")
     if tuple(packed.shape) != shape:
-        raise Refused(f"the array has shape {quoted(packed.shape)}, must be {shape}")
+        raise InvalidPayload(f"the array has shape {quoted(packed.shape)}, must be {shape}")
     expected = 4 * prod(shape)
     if not isinstance(packed.data, bytes) or len(packed.data) > expected + MOST_HEADER:
-        raise Refused(f"the array has more bytes than {_product(shape)} values take")
+        raise InvalidPayload(f"the array has more bytes than {_product(shape)} values take")
     if len(packed.data) < expected:
-        raise Refused("the array's bytes are not what it claims to be")
+        raise InvalidPayload("the array's bytes are not what it claims to be")
     values = packed.data[len(packed.data) - expected :]
     # The header is read by itself: numpy would allocate whatever shape it claims.
     fortran = _header(packed.data[: len(packed.data) - expected], shape)
     if fortran is None:
-        raise Refused("the array's bytes are not what it claims to be")
+        raise InvalidPayload("the array's bytes are not what it claims to be")
     found = np.frombuffer(values, dtype="<f4").reshape(shape, order="F" if fortran else "C")
     return torch.from_numpy(np.array(found, order="C"))
 
@@ -199,7 +199,7 @@ def decode_task(payload: Payload, size_of: Callable[[str], tuple[Submodel | None
     key, run, name = (_text(told, field) for field in ("task", "run", "submodel"))
     models = _whole(told, "models")
     if not 1 <= models <= 1000:
-        raise Refused(f"models = {models}: allowed is 1 to 1000")
+        raise InvalidPayload(f"models = {models}: allowed is 1 to 1000")
     submodel, size = size_of(name)
     rows = unpack(payload.array, models, size)
     task = Task(
@@ -246,7 +246,7 @@ def decode_progress(payload: Payload, key: str) -> Progress | None:
     if "passes" not in told:
         return None
     if _text(told, "task") != key:
-        raise Refused("it answers another task")
+        raise InvalidPayload("it answers another task")
     return Progress(_whole(told, "passes"), _whole(told, "choice"), _text(told, "base"))
 
 
@@ -264,7 +264,9 @@ def _use(told: Mapping[str, Any]) -> ServingSettings | None:
         values = value if several else [value]
         listed = isinstance(values, list) and len(values) <= MOST_METRICS
         if not listed or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
-            raise Refused(f"use.{name} must be {'a list of numbers' if several else 'a number'}")
+            raise InvalidPayload(
+                f"use.{name} must be {'a list of numbers' if several else 'a number'}"
+            )
         found[name] = tuple(float(v) for v in values) if several else float(value)
     return ServingSettings(**found) if found else None
 
@@ -278,14 +280,14 @@ def _spec(told: Mapping[str, Any]) -> TrainSpec:
         if type(default) is float and type(value) is int:
             value = float(value)
         if type(value) is not type(default):
-            raise Refused(f"spec.{each.name} is a {type(value).__name__}")
+            raise InvalidPayload(f"spec.{each.name} is a {type(value).__name__}")
         found[each.name] = value
     unknown = {name for name in told if name.startswith("spec.")} - {
         f"spec.{f.name}" for f in fields(TrainSpec)
     }
     if unknown:
         # To train without it would be to train something else.
-        raise Refused(f"{quoted(min(unknown))} is unknown here: the server is newer")
+        raise InvalidPayload(f"{quoted(min(unknown))} is unknown here: the server is newer")
     return TrainSpec(**found)
 
 
@@ -317,23 +319,25 @@ def decode_update(
     """
     told, metrics = payload.fields, dict(payload.metrics)
     if _text(told, "task") != key:
-        raise Refused("it answers another task")
+        raise InvalidPayload("it answers another task")
     check_metrics(metrics)
     for name in ("num-examples", "noise-std", "choice", "epsilon", "last", "silent"):
         if name not in (metrics if name == "num-examples" else told):
-            raise Refused(f"{name!r} is missing")
+            raise InvalidPayload(f"{name!r} is missing")
     silent = told["silent"]
     if type(silent) is not bool:
-        raise Refused("silent must be true or false")
+        raise InvalidPayload("silent must be true or false")
     choice = told["choice"]
     if type(choice) is int and choice > len(task.offers):
         if choice not in (newer or {}):
             most = len(task.offers)
-            raise Refused(f"choice must be the number of a model it was sent, 0 to {most}")
+            raise InvalidPayload(f"choice must be the number of a model it was sent, 0 to {most}")
         if (newer or {})[choice] != told.get("base"):
-            raise Refused("it went on from a model that this server does not remember sending")
+            raise InvalidPayload(
+                "it went on from a model that this server does not remember sending"
+            )
     if silent and payload.array is not None:
-        raise Refused("it says that it is silent, and brings an array")
+        raise InvalidPayload("it says that it is silent, and brings an array")
     delta = None if silent else unpack(payload.array, 1, task.params.numel())[0]
     return Update(
         task.id,
@@ -352,7 +356,7 @@ def check_metrics(metrics: Mapping[Any, Any]) -> None:
     if len(metrics) > MOST_METRICS or any(
         not isinstance(name, str) or len(name) > LONGEST_NAME for name in metrics
     ):
-        raise Refused(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
+        raise InvalidPayload(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
 
 
 def encode_introduction(who: Introduction) -> Payload:
@@ -363,23 +367,25 @@ def decode_introduction(payload: Payload) -> Introduction:
     told = payload.fields
     name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
     if not NAME.fullmatch(name) or not key:
-        raise Refused("a device needs a key, and a name of up to 100 letters, digits, . _ and -")
+        raise InvalidPayload(
+            "a device needs a key, and a name of up to 100 letters, digits, . _ and -"
+        )
     if type(width) not in (int, float) or not 0 < width <= 1:
-        raise Refused("width must be a number above 0, at most 1")
+        raise InvalidPayload("width must be a number above 0, at most 1")
     return Introduction(name, key, float(width))
 
 
 def _text(told: Mapping[str, Any], name: str) -> str:
     value = told.get(name)
     if not isinstance(value, str) or len(value) > LONGEST_NAME:
-        raise Refused(f"{name!r} is missing, or no short text")
+        raise InvalidPayload(f"{name!r} is missing, or no short text")
     return value
 
 
 def _whole(told: Mapping[str, Any], name: str) -> int:
     value = told.get(name)
     if type(value) is not int or value < 0:
-        raise Refused(f"{name!r} is missing, or no whole number from 0")
+        raise InvalidPayload(f"{name!r} is missing, or no whole number from 0")
     return value
 
 
