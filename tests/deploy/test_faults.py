@@ -55,7 +55,7 @@ LIES = {
     "nan": "delta is not finite",
     "shape": "the array has shape (1, 91), must be (1, 90)",
     "bytes": "the array has more bytes than",
-    "task": "it answers another task",
+    "task": "the reply is for another task",
     "examples": "num_examples must be a whole number from 1 to 1,000",
     "negative": "num_examples must be a whole number from 1 to 1,000",
     "fresh": "choice must be the number of a model it was sent",

@@ -59,11 +59,14 @@ LIES = {
     "too long": (bringing(pack(torch.ones(SIZE + 1))), "shape"),
     "two rows": (bringing(pack(torch.ones(SIZE), torch.ones(SIZE))), "shape"),
     "float64": (bringing(Packed("float64", (1, SIZE), b"x")), "float64"),
-    "objects": (bringing(Packed("float32", (1, SIZE), b"\x80\x04." * 40)), "not what it claims"),
+    "objects": (
+        bringing(Packed("float32", (1, SIZE), b"\x80\x04." * 40)),
+        "do not match its dtype",
+    ),
     "no array": (bringing(None), "no array"),
     "nan": (bringing(NAN), "not finite"),
     "huge": (bringing(pack(torch.full((SIZE,), 3e38))), "not finite|norm"),
-    "another task": (telling(task="s-0"), "another task"),
+    "another task": (telling(task="s-0"), "for another task"),
     "negative examples": (measuring(num_examples=-5), "num_examples"),
     "a million million examples": (measuring(num_examples=10**12), "num_examples"),
     "true examples": (measuring(num_examples=True), "num_examples"),
@@ -328,7 +331,7 @@ def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
     key = slow.loop.in_flight.keys[flight.task]
     late = ToyNode("x").reply(
         Payload(
-            {"task": key, "silent": False, "noise-std": 0.0, "choice": 0, "epsilon": 0.0,
+            {"task": key, "skipped": False, "noise-std": 0.0, "choice": 0, "epsilon": 0.0,
              "last": False},
             {"num-examples": 3},
             pack(torch.ones(SIZE)),

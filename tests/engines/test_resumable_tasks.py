@@ -83,9 +83,7 @@ def test_a_restarted_server_takes_up_tasks_in_their_middle():
     assert len(tasks) == len(set(tasks))
     refused = {f["reason"] for kind in ("refusal", "drop") for f in second.lines(kind)}
     # What a forgotten life has broadcast is not mistaken for anything else.
-    assert refused <= {
-        "refused: it went on from a model that this server does not remember sending"
-    }
+    assert refused <= {"refused: the update is from a model that this server has not sent"}
 
 
 class Liar(ToyNode):

@@ -10,7 +10,7 @@ import torch
 from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel
 from latecomer.engines.wire import (
-    MOST_METRICS,
+    MAX_METRICS,
     Introduction,
     InvalidPayload,
     Packed,
@@ -79,7 +79,7 @@ def test_how_a_model_is_used_goes_with_the_task(use):
         {"use.output_bias": "1.0"},
         {"use.output_bias": [0.0, float("inf")]},
         {"use.class_prior": [True, False]},
-        {"use.class_prior": [0.0] * (MOST_METRICS + 1)},
+        {"use.class_prior": [0.0] * (MAX_METRICS + 1)},
     ],
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
@@ -105,7 +105,7 @@ def test_a_submodel_travels_by_name():
     [
         ({"spec.lr": "fast"}, "spec.lr is a str"),
         ({"spec.local_epochs": True}, "spec.local_epochs is a bool"),
-        ({"spec.new": 1}, "the server is newer"),
+        ({"spec.new": 1}, "unknown to this version"),
         ({"models": 2}, "shape"),
         ({"models": 0}, "models = 0"),
         ({"models": 10**9}, "allowed is 1 to 1000"),
@@ -154,18 +154,18 @@ HUGE = npy(GOOD).replace(b"(1, 5), ", b"(1, 500000000), ")
 @pytest.mark.parametrize(
     ("packed", "reason"),
     [
-        (None, "no array"),
+        (None, "array is missing"),
         (Packed("float64", (1, SIZE), npy(GOOD.astype("float64"))), "must be float32"),
         (Packed("float32", (1, SIZE + 1), npy(GOOD)), "shape"),
         (Packed("float32", (SIZE,), npy(GOOD[0])), "shape"),
         (Packed("float32", (1, SIZE), npy(np.zeros((1, 5000), "float32"))), "more bytes"),
-        (Packed("float32", (1, SIZE), npy(GOOD.astype("float64"))), "not what it claims"),
-        (Packed("float32", (1, SIZE), npy(GOOD.astype("int32"))), "not what it claims"),
-        (Packed("float32", (1, SIZE), npy(GOOD.astype(">f4"))), "not what it claims"),
-        (Packed("float32", (1, SIZE), npy(GOOD)[:-4]), "not what it claims"),
-        (Packed("float32", (1, SIZE), HUGE), "not what it claims"),
-        (Packed("float32", (1, SIZE), b""), "not what it claims"),
-        (Packed("float32", (1, SIZE), b"\x80\x04pickle"), "not what it claims"),
+        (Packed("float32", (1, SIZE), npy(GOOD.astype("float64"))), "do not match its dtype"),
+        (Packed("float32", (1, SIZE), npy(GOOD.astype("int32"))), "do not match its dtype"),
+        (Packed("float32", (1, SIZE), npy(GOOD.astype(">f4"))), "do not match its dtype"),
+        (Packed("float32", (1, SIZE), npy(GOOD)[:-4]), "do not match its dtype"),
+        (Packed("float32", (1, SIZE), HUGE), "do not match its dtype"),
+        (Packed("float32", (1, SIZE), b""), "do not match its dtype"),
+        (Packed("float32", (1, SIZE), b"\x80\x04pickle"), "do not match its dtype"),
         (Packed("float32", (1, SIZE), "text"), "more bytes"),
     ],
 )
@@ -195,8 +195,8 @@ def test_what_is_unpacked_may_be_written_into():
     ("changes", "reason"),
     [
         ({"task": "another"}, "another task"),
-        ({"silent": True}, "brings an array"),
-        ({"silent": 1}, "silent must be"),
+        ({"skipped": True}, "contains an array"),
+        ({"skipped": 1}, "skipped must be"),
         ({"choice": 1}, "choice"),
     ],
 )
@@ -208,7 +208,7 @@ def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
         )
 
 
-@pytest.mark.parametrize("name", ["task", "silent", "choice", "epsilon", "last", "noise-std"])
+@pytest.mark.parametrize("name", ["task", "skipped", "choice", "epsilon", "last", "noise-std"])
 def test_a_missing_field_is_named(name):
     payload = encode_update(an_update(), "k")
     told = {n: value for n, value in payload.fields.items() if n != name}
@@ -218,7 +218,7 @@ def test_a_missing_field_is_named(name):
 
 @pytest.mark.parametrize(
     "metrics",
-    [{}, {"num-examples": 1, "x" * 300: 1.0}, {f"m{i}": 0 for i in range(MOST_METRICS + 1)}],
+    [{}, {"num-examples": 1, "x" * 300: 1.0}, {f"m{i}": 0 for i in range(MAX_METRICS + 1)}],
 )
 def test_impossible_metrics_are_refused(metrics):
     payload = encode_update(an_update(), "k")

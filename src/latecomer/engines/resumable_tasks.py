@@ -44,9 +44,7 @@ class ResumableTask:
         if not self.until <= progress.passes < self.passes:
             raise InvalidPayload(f"passes must be {self.until} to {self.passes - 1}")
         if progress.number and self.names.get(progress.number) != progress.name:
-            raise InvalidPayload(
-                "it went on from a model that this server does not remember sending"
-            )
+            raise InvalidPayload("the update is from a model that this server has not sent")
         self.base, self.told = progress.number, 0
         self.until = progress.passes
 

@@ -1,8 +1,8 @@
-"""Tasks and answers as they travel: flat fields, metrics and at most one array. No pickle.
+"""Encoding of tasks, updates and introductions as payloads: fields, metrics and one array.
 
-A payload knows nothing of Flower. What comes off the wire is hostile: sizes and types are compared
-with what was asked for before a single value is read, and `InvalidPayload` says what was wrong. Values
-(finite, in bounds) are left to `core.checks`, which sees every update.
+Independent of Flower, and without pickle. Sizes and types of a received payload are compared with
+the expected ones before any value is read; `InvalidPayload` says what is wrong. Whether values are
+finite and within bounds is checked by `core.checks`, for every update.
 """
 
 import math
@@ -21,9 +21,9 @@ from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec, Upd
 from latecomer.core.submodel import Submodel, name_of
 
 FLOAT32 = "float32"
-MOST_HEADER = 256  # bytes that .npy may put before the values
-MOST_METRICS = 10_000
-LONGEST_NAME = 200  # of a metric, a device, a sub-model or a key
+MAX_HEADER = 256  # bytes before the values of an .npy file
+MAX_METRICS = 10_000
+MAX_NAME = 200  # of a metric, a device, a sub-model or a key
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a device
 
@@ -31,12 +31,12 @@ Scalar = bool | int | float | str
 
 
 class InvalidPayload(ValueError):
-    """What a payload carries cannot be used; the message says why."""
+    """A payload that cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An array on its way: what it claims to be, and its bytes as .npy."""
+    """An array as .npy bytes, with the dtype and shape that its sender claims."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,34 +45,42 @@ class Packed:
 
 @dataclass(slots=True)
 class Payload:
-    """What one message carries. From a device, nothing in it has been checked.
+    """The content of one message. A payload from a device has not been checked.
 
-    Our own devices are sent one `array`, because many small ones are slow.
+    Devices that run Latecomer get all vectors in one `array`: many small arrays are slow. Other
+    Flower apps exchange the `named` arrays of a state_dict.
     """
 
     fields: Mapping[str, Any]
     metrics: Mapping[str, Any] = field(default_factory=dict)
     array: Packed | None = None
-    named: Mapping[str, Packed] = field(default_factory=dict)  # for apps that speak in state_dicts
+    named: Mapping[str, Packed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A task as a device gets it, with the names of it and of its run."""
+    """A task as a device receives it.
+
+    key: unique id of the task, also across restarts of the server.
+    run: id of the run.
+    until: epochs after which the device reports progress and waits; 0: it trains all epochs.
+    use: settings for inference between tasks; None: the server sent none.
+    """
 
     key: str
     run: str
     task: Task
-    until: int = 0  # passes over the data, after which it is to say so and wait; 0: all
+    until: int = 0
     use: ServingSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """What a device that waits in mid-task is told: train up to `until` passes.
+    """Order to a device that waits in mid-task: train until `until` epochs are done.
 
-    Before that it takes up `newer`, if there is one: the model that has this number within the
-    task, and this name for ever. `fits` is the offer of the same lineage, 0 for none.
+    newer: a newer model to continue from; None: there is none.
+    number, name: its number within the task, and its unique id.
+    fits: number of the offer of the same lineage; 0: none.
     """
 
     key: str
@@ -85,7 +93,10 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A device has done so many passes, from the newer model of this number and name, if any."""
+    """A device has trained `passes` epochs of its task.
+
+    `number` and `name` identify the newer model that it continued from; 0 and "": none.
+    """
 
     passes: int
     number: int = 0
@@ -94,10 +105,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """A device says who it is: `key` is its own secret, by which it is known again.
-
-    `width` is what it can carry of the model.
-    """
+    """Name of a device, the secret key that proves the name, and its sub-model width (0 to 1]."""
 
     name: str
     key: str
@@ -105,12 +113,12 @@ class Introduction:
 
 
 def pack(*rows: Tensor) -> Packed:
-    """Vectors of equal length as the rows of one array."""
+    """Pack vectors of equal length as the rows of one array."""
     return pack_one(torch.stack([row.detach() for row in rows]))
 
 
 def pack_one(tensor: Tensor) -> Packed:
-    """A tensor as it is."""
+    """Pack one tensor in its own shape."""
     values = tensor.detach().contiguous().numpy()
     file = BytesIO()
     np.save(file, values, allow_pickle=False)
@@ -118,40 +126,40 @@ def pack_one(tensor: Tensor) -> Packed:
 
 
 def unpack(packed: Packed | None, rows: int, size: int) -> Tensor:
-    """The float32 matrix of that shape; nothing is read or allocated for any other."""
+    """The float32 matrix of shape (rows, size); any other is refused before it is read."""
     if packed is None:
-        raise InvalidPayload("there is no array in it")
+        raise InvalidPayload("the array is missing")
     return unpack_one(packed, (rows, size))
 
 
 def unpack_one(packed: Packed, shape: tuple[int, ...]) -> Tensor:
-    """The float32 tensor of that shape; nothing is read or allocated for any other."""
+    """The float32 tensor of this shape; any other is refused before it is read."""
     if packed.dtype != FLOAT32:
         raise InvalidPayload(f"the array is of {quoted(packed.dtype)}, must be {FLOAT32}")
     if tuple(packed.shape) != shape:
         raise InvalidPayload(f"the array has shape {quoted(packed.shape)}, must be {shape}")
     expected = 4 * prod(shape)
-    if not isinstance(packed.data, bytes) or len(packed.data) > expected + MOST_HEADER:
+    if not isinstance(packed.data, bytes) or len(packed.data) > expected + MAX_HEADER:
         raise InvalidPayload(f"the array has more bytes than {_product(shape)} values take")
     if len(packed.data) < expected:
-        raise InvalidPayload("the array's bytes are not what it claims to be")
+        raise InvalidPayload("the array's bytes do not match its dtype and shape")
     values = packed.data[len(packed.data) - expected :]
-    # The header is read by itself: numpy would allocate whatever shape it claims.
+    # Only the header is parsed by numpy: `np.load` would allocate any shape that it claims.
     fortran = _header(packed.data[: len(packed.data) - expected], shape)
     if fortran is None:
-        raise InvalidPayload("the array's bytes are not what it claims to be")
+        raise InvalidPayload("the array's bytes do not match its dtype and shape")
     found = np.frombuffer(values, dtype="<f4").reshape(shape, order="F" if fortran else "C")
     return torch.from_numpy(np.array(found, order="C"))
 
 
 def _header(head: bytes, shape: tuple[int, ...]) -> bool | None:
-    """Whether columns come before rows; None if it is not the header of such an array."""
+    """Whether the values are in Fortran order; None if the header does not match."""
     file = BytesIO(head)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             return None
         found, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=256)
-    except Exception:  # numpy parses a header as Python text: it fails in many ways
+    except Exception:  # numpy parses the header as Python text and raises many types
         return None
     if file.tell() != len(head) or dtype.byteorder == ">" or dtype.name != FLOAT32:
         return None
@@ -165,13 +173,8 @@ def _product(shape: tuple[int, ...]) -> str:
 def encode_task(
     task: Task, key: str, run: str = "", until: int = 0, use: ServingSettings | None = None
 ) -> Payload:
-    """A task with all the models that the device may start from, as rows of one array.
-
-    `key` names the task for ever; numbers may be given anew after a restart of the server. `run`
-    names what the task is part of, over all restarts. `until` is for a task that is done in parts.
-    `use` is how the device makes the model its own.
-    """
-    told: dict[str, Any] = {
+    """A task and all models that the device may start from, as rows of one array; see `Order`."""
+    entries: dict[str, Any] = {
         "task": key,
         "run": run,
         "device": task.device,
@@ -180,89 +183,91 @@ def encode_task(
         "submodel": name_of(task.submodel),
     }
     if until:
-        told["until"] = until
-    told |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
+        entries["until"] = until
+    entries |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
     if use is not None:
-        told |= {
+        entries |= {
             f"use.{name}": _listed(value) for name, value in asdict(use).items() if value != ()
         }
     models = (task.params, *(offer.params for offer in task.offers))
-    return Payload(told, array=pack(*models))
+    return Payload(entries, array=pack(*models))
 
 
 def decode_task(payload: Payload, size_of: Callable[[str], tuple[Submodel | None, int]]) -> Order:
-    """What the server asks for; `size_of` gives a named sub-model and its number of values.
+    """The task in a payload; `size_of` gives the sub-model of a name and its number of values.
 
-    Where a model comes from is the server's business: lineages and versions stay at home.
+    Lineages and versions are not sent to devices, so they are empty here.
     """
-    told = payload.fields
-    key, run, name = (_text(told, field) for field in ("task", "run", "submodel"))
-    models = _whole(told, "models")
+    entries = payload.fields
+    key, run, name = (_text(entries, field) for field in ("task", "run", "submodel"))
+    models = _whole(entries, "models")
     if not 1 <= models <= 1000:
         raise InvalidPayload(f"models = {models}: allowed is 1 to 1000")
     submodel, size = size_of(name)
     rows = unpack(payload.array, models, size)
     task = Task(
         id=0,
-        device=_whole(told, "device"),
-        number=_whole(told, "number"),
+        device=_whole(entries, "device"),
+        number=_whole(entries, "number"),
         lineage="",
         version=0,
-        spec=_spec(told),
+        spec=_spec(entries),
         params=rows[0],
         submodel=submodel,
         offers=tuple(Offer("", i, rows[i]) for i in range(1, models)),
     )
-    until = _whole(told, "until") if "until" in told else 0
-    return Order(key, run, task, min(until, task.spec.local_epochs), _use(told))
+    until = _whole(entries, "until") if "until" in entries else 0
+    return Order(key, run, task, min(until, task.spec.local_epochs), _use(entries))
 
 
 def encode_go_on(order: GoOn) -> Payload:
-    told: dict[str, Scalar] = {"go-on": order.key, "until": order.until}
+    entries: dict[str, Scalar] = {"go-on": order.key, "until": order.until}
     if order.newer is None:
-        return Payload(told)
-    told |= {"newer": order.number, "name": order.name, "fits": order.fits}
-    return Payload(told, array=pack(order.newer))
+        return Payload(entries)
+    entries |= {"newer": order.number, "name": order.name, "fits": order.fits}
+    return Payload(entries, array=pack(order.newer))
 
 
 def decode_go_on(payload: Payload, size: int) -> GoOn:
-    told = payload.fields
-    key, until = _text(told, "go-on"), _whole(told, "until")
-    if "newer" not in told:
+    entries = payload.fields
+    key, until = _text(entries, "go-on"), _whole(entries, "until")
+    if "newer" not in entries:
         return GoOn(key, until)
     newer = unpack(payload.array, 1, size)[0]
-    number, fits = _whole(told, "newer"), _whole(told, "fits")
-    return GoOn(key, until, number, _text(told, "name"), fits, newer)
+    number, fits = _whole(entries, "newer"), _whole(entries, "fits")
+    return GoOn(key, until, number, _text(entries, "name"), fits, newer)
 
 
 def encode_progress(progress: Progress, key: str) -> Payload:
-    told = {"task": key, "passes": progress.passes}
-    return Payload({**told, "choice": progress.number, "base": progress.name})
+    entries = {"task": key, "passes": progress.passes}
+    return Payload({**entries, "choice": progress.number, "base": progress.name})
 
 
 def decode_progress(payload: Payload, key: str) -> Progress | None:
-    """What a device in mid-task says; None if this is not of that kind."""
-    told = payload.fields
-    if "passes" not in told:
+    """The progress report of a device in mid-task; None if the payload is no such report."""
+    entries = payload.fields
+    if "passes" not in entries:
         return None
-    if _text(told, "task") != key:
-        raise InvalidPayload("it answers another task")
-    return Progress(_whole(told, "passes"), _whole(told, "choice"), _text(told, "base"))
+    if _text(entries, "task") != key:
+        raise InvalidPayload("the reply is for another task")
+    return Progress(_whole(entries, "passes"), _whole(entries, "choice"), _text(entries, "base"))
 
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _use(told: Mapping[str, Any]) -> ServingSettings | None:
-    """How the device makes the model its own; None if the server does not say."""
+def _use(entries: Mapping[str, Any]) -> ServingSettings | None:
+    """Settings for inference between tasks; None if the server sent none."""
     found = {
-        name: told[f"use.{name}"] for name in asdict(ServingSettings()) if f"use.{name}" in told
+        name: entries[f"use.{name}"]
+        for name in asdict(ServingSettings())
+        if f"use.{name}" in entries
     }
     for name, value in found.items():
         several = isinstance(getattr(ServingSettings(), name), tuple)
         values = value if several else [value]
-        listed = isinstance(values, list) and len(values) <= MOST_METRICS
+        listed = isinstance(values, list) and len(values) <= MAX_METRICS
         if not listed or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
             raise InvalidPayload(
                 f"use.{name} must be {'a list of numbers' if several else 'a number'}"
@@ -271,23 +276,23 @@ def _use(told: Mapping[str, Any]) -> ServingSettings | None:
     return ServingSettings(**found) if found else None
 
 
-def _spec(told: Mapping[str, Any]) -> TrainSpec:
+def _spec(entries: Mapping[str, Any]) -> TrainSpec:
     found: dict[str, Any] = {}
     for each in fields(TrainSpec):
-        default, value = each.default, told.get(f"spec.{each.name}")
+        default, value = each.default, entries.get(f"spec.{each.name}")
         if value is None:
-            continue  # an older server does not know it
+            continue  # an older server does not send it
         if type(default) is float and type(value) is int:
             value = float(value)
         if type(value) is not type(default):
             raise InvalidPayload(f"spec.{each.name} is a {type(value).__name__}")
         found[each.name] = value
-    unknown = {name for name in told if name.startswith("spec.")} - {
+    unknown = {name for name in entries if name.startswith("spec.")} - {
         f"spec.{f.name}" for f in fields(TrainSpec)
     }
     if unknown:
-        # To train without it would be to train something else.
-        raise InvalidPayload(f"{quoted(min(unknown))} is unknown here: the server is newer")
+        # Without it, the device would run another training program than the server expects.
+        raise InvalidPayload(f"{quoted(min(unknown))} is unknown to this version of Latecomer")
     return TrainSpec(**found)
 
 
@@ -296,67 +301,68 @@ def encode_update(update: Update, key: str, base: str = "") -> Payload:
 
     `base` is the name of the newer model that the device has gone on from, if it has.
     """
-    told = {
+    entries = {
         "task": key,
-        "silent": update.delta is None,
+        "skipped": update.delta is None,
         "noise-std": update.noise_std,
         "choice": update.choice,
         "epsilon": update.epsilon,
         "last": update.last,
     }
     if base:
-        told["base"] = base
+        entries["base"] = base
     metrics = {"num-examples": update.num_examples, **update.metrics}
-    return Payload(told, metrics, None if update.delta is None else pack(update.delta))
+    return Payload(entries, metrics, None if update.delta is None else pack(update.delta))
 
 
 def decode_update(
     payload: Payload, task: Task, key: str, newer: Mapping[int, str] | None = None
 ) -> Update:
-    """What a device answers to `task`; Refused if it is no answer to it, or of the wrong form.
+    """The update in the reply to `task`; InvalidPayload if it does not match the task.
 
-    `newer` names the broadcasts that it was sent while it worked, by their numbers.
+    `newer` maps the number of each broadcast sent during the task to its unique id.
     """
-    told, metrics = payload.fields, dict(payload.metrics)
-    if _text(told, "task") != key:
-        raise InvalidPayload("it answers another task")
+    entries, metrics = payload.fields, dict(payload.metrics)
+    if _text(entries, "task") != key:
+        raise InvalidPayload("the reply is for another task")
     check_metrics(metrics)
-    for name in ("num-examples", "noise-std", "choice", "epsilon", "last", "silent"):
-        if name not in (metrics if name == "num-examples" else told):
+    for name in ("num-examples", "noise-std", "choice", "epsilon", "last", "skipped"):
+        if name not in (metrics if name == "num-examples" else entries):
             raise InvalidPayload(f"{name!r} is missing")
-    silent = told["silent"]
-    if type(silent) is not bool:
-        raise InvalidPayload("silent must be true or false")
-    choice = told["choice"]
+    skipped = entries["skipped"]
+    if type(skipped) is not bool:
+        raise InvalidPayload("skipped must be true or false")
+    choice = entries["choice"]
     if type(choice) is int and choice > len(task.offers):
         if choice not in (newer or {}):
-            most = len(task.offers)
-            raise InvalidPayload(f"choice must be the number of a model it was sent, 0 to {most}")
-        if (newer or {})[choice] != told.get("base"):
             raise InvalidPayload(
-                "it went on from a model that this server does not remember sending"
+                f"choice must be the number of a model it was sent, 0 to {len(task.offers)}"
             )
-    if silent and payload.array is not None:
-        raise InvalidPayload("it says that it is silent, and brings an array")
-    delta = None if silent else unpack(payload.array, 1, task.params.numel())[0]
+        if (newer or {})[choice] != entries.get("base"):
+            raise InvalidPayload("the update is from a model that this server has not sent")
+    if skipped and payload.array is not None:
+        raise InvalidPayload("a reply without an update contains an array")
+    delta = None if skipped else unpack(payload.array, 1, task.params.numel())[0]
     return Update(
         task.id,
         delta,
         metrics.pop("num-examples"),
         metrics,
-        noise_std=told["noise-std"],
+        noise_std=entries["noise-std"],
         choice=choice,
-        epsilon=told["epsilon"],
-        last=told["last"],
+        epsilon=entries["epsilon"],
+        last=entries["last"],
     )
 
 
 def check_metrics(metrics: Mapping[Any, Any]) -> None:
-    """Refused if there are too many, or names that no log can bear."""
-    if len(metrics) > MOST_METRICS or any(
-        not isinstance(name, str) or len(name) > LONGEST_NAME for name in metrics
+    """Raise InvalidPayload if there are too many metrics or a name is too long for the log."""
+    if len(metrics) > MAX_METRICS or any(
+        not isinstance(name, str) or len(name) > MAX_NAME for name in metrics
     ):
-        raise InvalidPayload(f"more than {MOST_METRICS:,} metrics, or one with an impossible name")
+        raise InvalidPayload(
+            f"more than {MAX_METRICS:,} metrics, or a name that is no text or too long"
+        )
 
 
 def encode_introduction(who: Introduction) -> Payload:
@@ -364,8 +370,8 @@ def encode_introduction(who: Introduction) -> Payload:
 
 
 def decode_introduction(payload: Payload) -> Introduction:
-    told = payload.fields
-    name, key, width = _text(told, "name"), _text(told, "key"), told.get("width", 0)
+    entries = payload.fields
+    name, key, width = _text(entries, "name"), _text(entries, "key"), entries.get("width", 0)
     if not NAME.fullmatch(name) or not key:
         raise InvalidPayload(
             "a device needs a key, and a name of up to 100 letters, digits, . _ and -"
@@ -375,21 +381,21 @@ def decode_introduction(payload: Payload) -> Introduction:
     return Introduction(name, key, float(width))
 
 
-def _text(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
-    if not isinstance(value, str) or len(value) > LONGEST_NAME:
+def _text(entries: Mapping[str, Any], name: str) -> str:
+    value = entries.get(name)
+    if not isinstance(value, str) or len(value) > MAX_NAME:
         raise InvalidPayload(f"{name!r} is missing, or no short text")
     return value
 
 
-def _whole(told: Mapping[str, Any], name: str) -> int:
-    value = told.get(name)
+def _whole(entries: Mapping[str, Any], name: str) -> int:
+    value = entries.get(name)
     if type(value) is not int or value < 0:
         raise InvalidPayload(f"{name!r} is missing, or no whole number from 0")
     return value
 
 
 def quoted(value: object) -> str:
-    """As much of what a stranger says as a log line can bear."""
+    """`repr` of a value from a device, cut to 80 characters for the log."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
