@@ -139,7 +139,7 @@ def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):
         answer = device.asks(encode_go_on(GoOn("k", 4)))
         broadcasts = replace(task, broadcasts=(Offer("main", 1, MODEL.init(2)),))
         assert decode_update(answer, broadcasts, "k", {1: "s-1"}).choice == 1
-        with pytest.raises(InvalidPayload, match="does not remember"):
+        with pytest.raises(InvalidPayload, match="has not sent"):
             decode_update(answer, broadcasts, "k", {1: "t-1"})
 
 

@@ -63,7 +63,7 @@ LIES = {
         bringing(Packed("float32", (1, SIZE), b"\x80\x04." * 40)),
         "do not match its dtype",
     ),
-    "no array": (bringing(None), "no array"),
+    "no array": (bringing(None), "array is missing"),
     "nan": (bringing(NAN), "not finite"),
     "huge": (bringing(pack(torch.full((SIZE,), 3e38))), "not finite|norm"),
     "another task": (telling(task="s-0"), "for another task"),

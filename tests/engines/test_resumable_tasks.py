@@ -104,8 +104,8 @@ LIES = {
     "half a pass": (saying(passes=0.5), "passes"),
     "true": (saying(passes=True), "passes"),
     "another task": (saying(task="s-0"), "another task"),
-    "a model it was not sent": (saying(choice=1, base="s-1"), "does not remember|another"),
-    "a model without a name": (saying(choice=7), "does not remember"),
+    "a model it was not sent": (saying(choice=1, base="s-1"), "has not sent|another"),
+    "a model without a name": (saying(choice=7), "has not sent"),
 }
 
 

@@ -297,9 +297,9 @@ def _spec(entries: Mapping[str, Any]) -> TrainSpec:
 
 
 def encode_update(update: Update, key: str, base: str = "") -> Payload:
-    """The answer to the task of that key. Its own number stays behind: the key says it all.
+    """The reply to the task with this key.
 
-    `base` is the name of the newer model that the device has gone on from, if it has.
+    `base` is the unique id of the broadcast model that the update is from; empty: none.
     """
     entries = {
         "task": key,
