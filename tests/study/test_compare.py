@@ -144,14 +144,14 @@ def test_the_seed_of_the_config_gives_way(tree: Tree) -> None:
 
 
 def test_side_by_side_is_the_same(done: Path, tree: Tree, tmp_path: Path) -> None:
-    told: list[tuple[str, int]] = []
+    done_runs: list[tuple[str, int]] = []
     compare(
         tree,
         STRATEGIES,
         SEEDS,
         tmp_path / "both",
         jobs=2,
-        told=lambda cell, _: told.append((cell.strategy, cell.seed)),
+        on_run_done=lambda cell, _: done_runs.append((cell.strategy, cell.seed)),
     )
     hashes = [
         pd.read_csv(folder / "compare.csv")[["strategy", "seed", "model_hash"]]
@@ -159,10 +159,10 @@ def test_side_by_side_is_the_same(done: Path, tree: Tree, tmp_path: Path) -> Non
     ]
     pd.testing.assert_frame_equal(*hashes)
     assert hashes[0]["model_hash"].nunique() == 4
-    assert sorted(told) == sorted((s, seed) for s in STRATEGIES for seed in SEEDS)
+    assert sorted(done_runs) == sorted((s, seed) for s in STRATEGIES for seed in SEEDS)
 
 
-def test_nothing_is_run_if_one_of_them_is_wrong(tree: Tree, tmp_path: Path) -> None:
+def test_nothing_is_run_if_one_config_is_wrong(tree: Tree, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="fedasyn"):
         compare(tree, ["fedavg", "fedasyn"], [1], tmp_path / "both")
     assert not (tmp_path / "both").exists()
@@ -241,7 +241,7 @@ def test_an_interrupted_comparison_is_finished_by_resuming(tmp_path):
         raise Killed
 
     with pytest.raises(Killed):
-        compare(tree, ["fedavg", "fedasync"], [1, 2], cut, told=die)
+        compare(tree, ["fedavg", "fedasync"], [1, 2], cut, on_run_done=die)
     (cut / "fedavg-seed1" / "summary.json").unlink()
     resumed = resume_comparison(cut)
     assert resumed["model_hash"].tolist() == whole["model_hash"].tolist()
@@ -265,8 +265,8 @@ def test_workers_do_not_outlive_a_killed_comparison(tmp_path):
 
 
 def children(pid):
-    told = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in told.split()]
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 def eventually(check, seconds=60):
@@ -286,14 +286,14 @@ def test_a_label_that_can_be_no_strategy_is_a_slip() -> None:
         assert len(cells({"compare": fine}, ["fedavg"], [1])) == 1
 
 
-def test_what_is_odd_is_noted_once(tree: Tree, tmp_path: Path) -> None:
-    told: list[str] = []
+def test_a_shared_note_is_reported_once(tree: Tree, tmp_path: Path) -> None:
+    notes: list[str] = []
     late = {"classes": [5], "devices": 2, "delay": 5, "only": True}
     changed = {**tree, "fleet": {**tree["fleet"], "late": late}}
-    compare(changed, ["fedavg", "privaasyncfed"], [1], tmp_path / "noted", noted=told.append)
-    (shared,) = [note for note in told if "fleet.late.only" in note]
+    compare(changed, ["fedavg", "privaasyncfed"], [1], tmp_path / "noted", on_note=notes.append)
+    (shared,) = [note for note in notes if "fleet.late.only" in note]
     assert "examples are left out" in shared
-    assert any(note.startswith("privaasyncfed: ") for note in told)
+    assert any(note.startswith("privaasyncfed: ") for note in notes)
 
 
 def test_the_target_is_said_where_the_time_to_it_is(done: Path) -> None:

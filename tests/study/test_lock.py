@@ -25,7 +25,7 @@ def test_it_is_refused_while_another_process_holds_it_and_not_after_that_is_kill
     ) as other:
         try:
             assert other.stdout.readline() == b"held\n"
-            with pytest.raises(BadInput, match="another process is at work on this run"):
+            with pytest.raises(BadInput, match="another process is using this run"):
                 FolderLock(tmp_path)
         finally:
             other.kill()

@@ -50,14 +50,14 @@ def test_a_report_holds_the_curves(run: Path) -> None:
         "accuracy",
         "balanced accuracy",
         "macro-F1",
-        "accuracy on affected classes",
+        "late-class accuracy",
     ]
     assert over_updates["series"][0]["x"] == metrics["updates"].tolist()
     assert over_time["series"][0]["y"] == pytest.approx(metrics["accuracy"].tolist(), abs=1e-5)
     assert loss["series"][0]["y"] == pytest.approx(metrics["loss"].tolist(), rel=1e-4)
 
 
-def test_a_report_tells_what_is_asked_of_a_run(run: Path) -> None:
+def test_a_report_has_the_panels_of_a_run(run: Path) -> None:
     found = data_of(page_of(run))
     assert found["title"] == "fedasync on digits"
     assert ["client updates", "60"] in found["facts"]
@@ -66,9 +66,9 @@ def test_a_report_tells_what_is_asked_of_a_run(run: Path) -> None:
     assert [t["id"] for t in found["tables"]] == ["device-table"]
     texts = dict(found["texts"])
     assert "seed = 1" in texts["Config"]
-    assert "latecomer run config.toml" in texts["Run it again"]
+    assert "latecomer run config.toml" in texts["Command to reproduce"]
     classes = panel(page_of(run), "classes")["views"][0]["series"]
-    assert classes[1]["x"] == ["5 (affected)"]
+    assert classes[1]["x"] == ["5 (late class)"]
     late = [s for s in panel(page_of(run), "devices")["views"][0]["series"] if "late" in s["name"]]
     assert len(late[0]["x"]) == len(Result(run).summary["late_devices"])
 
@@ -206,7 +206,7 @@ def test_the_report_of_a_comparison(comparison: Path) -> None:
     views = [v["name"] for v in panel(page, "timeline")["views"]]
     assert views[0] == "fedavg: by device"
     assert f"{EVIL}: by device" in views
-    command = dict(found["texts"])["Run it again"]
+    command = dict(found["texts"])["Command to reproduce"]
     assert "latecomer compare compare.toml" in command
     assert "--seeds 1,2" in command
     assert EVIL not in page

@@ -110,7 +110,9 @@ def test_a_sink_that_fails_does_not_end_the_run(start: Start, monkeypatch: Any) 
     monkeypatch.setitem(sinks.SINKS, "tensorboard", ("json", Broken))
     folder, summary = start("evaluate.every=10", 'log.sinks=["tensorboard"]')
     assert summary["updates"] == 60
-    assert summary["warnings"] == ["tensorboard has taken no more numbers: OSError: no space left"]
+    assert summary["warnings"] == [
+        "log.sinks: tensorboard failed and was switched off: OSError: no space left"
+    ]
     assert folder.joinpath("summary.json").is_file()
 
 
@@ -123,4 +125,4 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path: Path, monkeypatch: Any)
     found.open(["mlflow"], tmp_path, "", {}, 0)
     found.row({"updates": 1, "accuracy": 0.5, "name": "x", "flag": True, "none": None})
     found.close()
-    assert found.troubles == ["mlflow has taken no more numbers: RuntimeError: no"]
+    assert found.troubles == ["log.sinks: mlflow failed and was switched off: RuntimeError: no"]

@@ -1,4 +1,4 @@
-"""What people see in a terminal, and what a log gets instead."""
+"""Progress in a terminal and in a log."""
 
 import io
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from latecomer.study import terminal
-from latecomer.study.terminal import Bar, Lines, Pace, progress_for, sparkline
+from latecomer.study.terminal import Bar, Lines, UpdateRate, progress_for, sparkline
 
 
 def console(width: int = 140, is_terminal: bool = True) -> tuple[Console, io.StringIO]:
@@ -29,15 +29,15 @@ def test_a_sparkline_runs_from_the_lowest_to_the_highest() -> None:
     assert many[-1] == "█"
 
 
-def test_the_pace_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_update_rate_counts_from_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 104.0])
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
-    pace = Pace()
-    assert pace(1000) == ""  # a resumed run has 1000 already
-    assert pace(1400) == "100 updates/s"
+    rate = UpdateRate()
+    assert rate(1000) == ""  # a resumed run has 1000 already
+    assert rate(1400) == "100 updates/s"
 
 
-def test_a_terminal_shows_time_pace_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_time_rate_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     screen, _ = console()
     bar = progress_for(screen, False)
     assert isinstance(bar, Bar)
@@ -46,11 +46,11 @@ def test_a_terminal_shows_time_pace_and_accuracy(monkeypatch: pytest.MonkeyPatch
     now = iter([0.0, 2.0])
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
     bar.state(0, 0.0)
-    said = bar.state(500, 7200.0)
-    assert said == "500 updates, 250 updates/s, 2.0 h virtual, accuracy 0.900 ▁▅█"
+    text = bar.state(500, 7200.0)
+    assert text == "500 updates, 250 updates/s, 2.0 h virtual, accuracy 0.900 ▁▅█"
 
 
-def test_a_narrow_terminal_leaves_the_pace_out() -> None:
+def test_a_narrow_terminal_leaves_the_rate_out() -> None:
     screen, _ = console(width=80)
     bar = Bar(screen)
     bar.evaluated(row(1, 0.5))

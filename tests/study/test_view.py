@@ -1,4 +1,4 @@
-"""From the lines of a log to what is drawn: hand-made events with known answers."""
+"""Panels of the report from hand-made log lines with known results."""
 
 import json
 from base64 import b64decode
@@ -12,10 +12,10 @@ import pytest
 from latecomer.errors import BadInput
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
-from latecomer.study.view.compensation import repairs
+from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import accuracy_of_all, device_table, widths
 from latecomer.study.view.history import Follower, History, read_history
-from latecomer.study.view.panels import MOST_POINTS, Lanes, Panel, short, thinned
+from latecomer.study.view.panels import MAX_POINTS, Lanes, Panel, short, thinned
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.run_document import budget_of
 from latecomer.study.view.staleness import staleness, staleness_of_all
@@ -23,7 +23,7 @@ from latecomer.study.view.timeline import Fleet, spans_of, state_shares, timelin
 from latecomer.study.view.traffic import traffic
 
 SECONDS = clock_for(1.0)
-NOBODY = Fleet(2, frozenset(), {})
+FLEET = Fleet(2, frozenset(), {})
 
 
 def line(time: float, event: str, **fields: Any) -> bytes:
@@ -39,7 +39,7 @@ def back(time: float, device: int, task: int, **more: Any) -> bytes:
     return line(time, "arrival", device=device, task=task, sent=0, version=1, **fields)
 
 
-def told(*lines: bytes) -> History:
+def history_of(*lines: bytes) -> History:
     history = History()
     history.feed(lines)
     return history
@@ -62,7 +62,7 @@ def spans(lanes: Lanes) -> list[tuple[str, str, float, float]]:
 
 
 def test_a_task_is_download_training_upload_and_what_is_late() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         back(6, 0, 0, spans=[1, 3, 2]),
@@ -73,7 +73,7 @@ def test_a_task_is_download_training_upload_and_what_is_late() -> None:
         ("1", "download", 0, 1),
         ("1", "training", 1, 4),
         ("1", "upload", 4, 6),
-        ("1", "late, on its way", 6, 10),
+        ("1", "late upload in flight", 6, 10),
         ("0", "download", 0, 1),
         ("0", "training", 1, 4),
         ("0", "upload", 4, 6),
@@ -82,22 +82,22 @@ def test_a_task_is_download_training_upload_and_what_is_late() -> None:
 
 
 def test_lost_tasks_open_ones_and_logs_without_spans() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         sent(0, 2, 2),
         line(4, "drop", device=0, task=0, reason="the device was lost in mid-task"),
         back(8, 1, 1),
     )
-    assert spans(lanes_of(timeline(history, NOBODY, SECONDS))) == [
+    assert spans(lanes_of(timeline(history, FLEET, SECONDS))) == [
         ("0", "lost", 0, 4),
-        ("1", "at work", 0, 8),
-        ("2", "task not back yet", 0, 8),
+        ("1", "working", 0, 8),
+        ("2", "no reply yet", 0, 8),
     ]
 
 
 def test_devices_are_offline_outside_their_windows() -> None:
-    history = told(sent(0, 0, 0), back(20, 0, 0, spans=[0, 20, 0]))
+    history = history_of(sent(0, 0, 0), back(20, 0, 0, spans=[0, 20, 0]))
     fleet = Fleet(2, frozenset(), {1: (10.0, ((2.0, 5.0),))})
     assert spans(lanes_of(timeline(history, fleet, SECONDS)))[1:] == [
         ("1", "offline", 0, 2),
@@ -113,17 +113,17 @@ def test_thousands_of_devices_keep_all_late_lanes_and_a_sample() -> None:
     lines = [sent(0, d, d) for d in range(400)] + [
         back(2, d, d, spans=[0, 2, 0]) for d in range(400)
     ]
-    panel = timeline(told(*lines), Fleet(400, frozenset({7, 399}), {}), SECONDS, 100)
+    panel = timeline(history_of(*lines), Fleet(400, frozenset({7, 399}), {}), SECONDS, 100)
     lanes = lanes_of(panel)
     assert lanes.labels[:2] == ["7", "399"]
     assert 50 < len(lanes.labels) <= 101
     assert panel is not None
-    assert "of 400 devices have a lane" in panel.views[0].note
+    assert "of 400 devices are shown" in panel.views[0].note
 
 
 def test_a_timeline_is_packed() -> None:
-    history = told(sent(0, 0, 0), back(6, 0, 0, spans=[1, 3, 2]))
-    packed = lanes_of(timeline(history, NOBODY, SECONDS)).to_json()
+    history = history_of(sent(0, 0, 0), back(6, 0, 0, spans=[1, 3, 2]))
+    packed = lanes_of(timeline(history, FLEET, SECONDS)).to_json()
     starts = np.frombuffer(b64decode(packed["start"]), dtype="<f4")
     assert starts.tolist() == [0, 1, 4]
 
@@ -131,14 +131,14 @@ def test_a_timeline_is_packed() -> None:
 def test_nothing_to_show_is_no_panel() -> None:
     empty = History()
     for made in (
-        timeline(empty, NOBODY, SECONDS),
+        timeline(empty, FLEET, SECONDS),
         staleness(empty),
         traffic(empty, SECONDS),
         clusters(empty, SECONDS),
-        repairs(empty, SECONDS),
+        compensation(empty, SECONDS),
         privacy(empty, 1.0, SECONDS),
-        widths(empty, NOBODY),
-        device_table(empty, NOBODY, None, 0.0, True),
+        widths(empty, FLEET),
+        device_table(empty, FLEET, None, 0.0, True),
         staleness_of_all({"a": empty}),
         accuracy_of_all({"a": []}),
     ):
@@ -146,7 +146,7 @@ def test_nothing_to_show_is_no_panel() -> None:
 
 
 def test_privacy_by_device_and_over_time() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         back(1, 0, 0, epsilon=0.5),
@@ -164,14 +164,14 @@ def test_privacy_by_device_and_over_time() -> None:
     mean, largest = panel.views[1].series
     assert list(mean.y) == [0.5, 0.75, 1.5, 1.5]
     assert list(largest.y) == [0.5, 1.0, 2.0, 2.0]
-    table = device_table(history, NOBODY, None, 2.0, False)
+    table = device_table(history, FLEET, None, 2.0, False)
     assert table is not None
-    assert table.columns["state"] == ["budget spent", "waiting"]
+    assert table.columns["state"] == ["budget spent", "idle"]
     assert table.columns["budget left"] == [0.0, 1.0]
 
 
 def test_clusters_over_time() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         line(4, "split", lineage="main", into="c1", devices=[1]),
@@ -183,41 +183,45 @@ def test_clusters_over_time() -> None:
     )
     panel = clusters(history, SECONDS)
     assert panel is not None
-    members, where = panel.views
+    members, by_device = panel.views
     assert [m.label for m in members.marks] == ["split main, c1", "broadcast c1", "merge c1, main"]
     by_name = {s.name: list(zip(s.x, s.y, strict=True)) for s in members.series}
     assert by_name["main"] == [(0, 2), (4, 1), (8, 2), (8, 2)]
     assert by_name["c1"] == [(0, 0), (4, 1), (8, 0), (8, 0)]
-    assert members.note == "In all: 1 split, 1 merge, 1 broadcast."
-    assert where.lanes is not None
-    assert spans(where.lanes)[1:] == [("1", "main", 0, 4), ("1", "c1", 4, 8), ("1", "main", 8, 8)]
+    assert members.note == "Total: 1 split, 1 merge, 1 broadcast."
+    assert by_device.lanes is not None
+    assert spans(by_device.lanes)[1:] == [
+        ("1", "main", 0, 4),
+        ("1", "c1", 4, 8),
+        ("1", "main", 8, 8),
+    ]
 
 
 def test_a_merge_takes_its_members_along_and_a_broadcast_is_traffic() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1, lineage="c1"),
         line(2, "broadcast", lineage="c1", version=3, devices=1, bytes=700),
         line(4, "merge", lineage="c1", into="main"),
         sent(9, 0, 2),
     )
-    assert history.homes == {0: "main", 1: "main"}
+    assert history.cluster_of == {0: "main", 1: "main"}
     assert history.moves[-1] == (4, 1, "main")
     assert sum(history.down[1]) == 1000
 
 
 def test_a_split_takes_its_members_at_once() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         line(3, "split", lineage="main", into="c1", devices=[1]),
     )
-    assert history.homes == {0: "main", 1: "c1"}
+    assert history.cluster_of == {0: "main", 1: "c1"}
     assert history.moves[-1] == (3, 1, "c1")
 
 
 def test_a_ledger_never_goes_back_and_a_refused_update_was_released_too() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         back(1, 0, 0, epsilon=2.0),
@@ -243,24 +247,24 @@ def test_the_budget_is_that_of_the_whole_run(privacy: dict[str, Any], budget: fl
 
 def test_a_hundred_models_share_eight_colours() -> None:
     lines = [sent(0, d, d, lineage=f"device-{d}") for d in range(100)]
-    panel = clusters(told(*lines, sent(9, 0, 100, lineage="device-0")), SECONDS)
+    panel = clusters(history_of(*lines, sent(9, 0, 100, lineage="device-0")), SECONDS)
     assert panel is not None
     assert len(panel.views[0].series) == 8
     assert panel.views[0].series[-1].name == "others"
     assert panel.views[0].series[-1].y[-1] == 93
 
 
-def test_repairs_errors_and_the_switch() -> None:
-    repair = {"device": 0, "task": 0, "lineage": "main", "staleness": 9, "weight": 1.0}
-    judged = {"device": 0, "task": 1, "lineage": "main", "gap": 2}
-    history = told(
-        line(1, "compensation", **repair, gamma=1.0, seconds=0.5),
-        line(2, "compensation", **repair, gamma=0.0, seconds=0.25),
-        line(3, "judgement", **judged, error_estimate=0.1, error_stale=0.4),
-        line(4, "judgement", **judged, error_estimate=None, error_stale=0.4),
+def test_compensation_errors_and_switch_off() -> None:
+    compensated = {"device": 0, "task": 0, "lineage": "main", "staleness": 9, "weight": 1.0}
+    validated = {"device": 0, "task": 1, "lineage": "main", "gap": 2}
+    history = history_of(
+        line(1, "compensation", **compensated, gamma=1.0, seconds=0.5),
+        line(2, "compensation", **compensated, gamma=0.0, seconds=0.25),
+        line(3, "judgement", **validated, error_estimate=0.1, error_stale=0.4),
+        line(4, "judgement", **validated, error_estimate=None, error_stale=0.4),
         line(5, "switch", lineage="main", version=7, error_estimate=0.5, error_stale=0.4),
     )
-    panel = repairs(history, SECONDS)
+    panel = compensation(history, SECONDS)
     assert panel is not None
     count, seconds, error = panel.views
     assert list(count.series[0].y) == [1, 1]
@@ -270,7 +274,7 @@ def test_repairs_errors_and_the_switch() -> None:
 
 
 def test_widths_of_submodels() -> None:
-    history = told(
+    history = history_of(
         sent(0, 0, 0),
         sent(0, 1, 1),
         sent(0, 2, 2),
@@ -278,14 +282,14 @@ def test_widths_of_submodels() -> None:
         line(1, "level", device=2, width=0.5),
         line(2, "level", device=2, width=0.25),
     )
-    panel = widths(history, NOBODY)
+    panel = widths(history, FLEET)
     assert panel is not None
     bars = panel.views[0].series[0]
     assert dict(zip(bars.x, bars.y, strict=True)) == {"0.25": 1, "0.5": 1, "1": 1}
 
 
 def test_widths_that_devices_declare_are_in_no_event() -> None:
-    history = told(sent(0, 0, 0), sent(0, 1, 1), line(1, "level", device=1, width=0.25))
+    history = history_of(sent(0, 0, 0), sent(0, 1, 1), line(1, "level", device=1, width=0.25))
     fleet = Fleet(2, frozenset(), {}, {0: 0.75, 1: 0.5})
     panel = widths(history, fleet)
     assert panel is not None
@@ -299,7 +303,7 @@ def test_staleness_is_binned_and_weights_have_their_range() -> None:
     lines = [sent(0, 0, 0)]
     for k in range(300):
         lines += [sent(k, 0, k), back(k + 1, 0, k, staleness=k, weight=1 / (1 + k))]
-    panel = staleness(told(*lines))
+    panel = staleness(history_of(*lines))
     assert panel is not None
     bars, weights = (view.series[0] for view in panel.views)
     assert len(bars.x) == 60
@@ -310,12 +314,12 @@ def test_staleness_is_binned_and_weights_have_their_range() -> None:
 
 
 def test_traffic_adds_up_and_names_its_peak() -> None:
-    history = told(sent(0, 0, 0), sent(5, 1, 1), back(10, 0, 0))
+    history = history_of(sent(0, 0, 0), sent(5, 1, 1), back(10, 0, 0))
     panel = traffic(history, SECONDS)
     assert panel is not None
     up, down = panel.views[0].series
     assert (up.y[-1], down.y[-1]) == (50, 200)
-    assert "Peaks: up 0.6 kB/s, down 1.2 kB/s." in panel.views[1].note
+    assert "Peaks: upload 0.6 kB/s, download 1.2 kB/s." in panel.views[1].note
 
 
 def test_devices_of_a_comparison_are_sorted_over_all_seeds() -> None:
@@ -335,11 +339,11 @@ def test_numbers_are_short_and_curves_are_thin() -> None:
         12346000,
     ]
     (x,) = thinned(list(range(100_000)))
-    assert len(x) <= MOST_POINTS
+    assert len(x) <= MAX_POINTS
     assert (x[0], x[-1]) == (0, 99_999)
 
 
-def test_a_log_is_followed_while_it_grows_and_when_it_is_cut_back(tmp_path: Path) -> None:
+def test_a_log_is_followed_while_it_grows_and_when_it_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = sent(0, 0, 0) + b"\n"
     path.write_bytes(first + back(1, 0, 0)[:20])
@@ -350,7 +354,7 @@ def test_a_log_is_followed_while_it_grows_and_when_it_is_cut_back(tmp_path: Path
     path.write_bytes(first + back(1, 0, 0) + b"\n" + sent(1, 0, 1) + b"\n")
     assert follower.catch_up()
     assert len(follower.history.tasks) == 1
-    # A resumed run has cut it back and gone on elsewhere, past the place where we were.
+    # A resumed run has truncated it and written other lines, beyond the position read.
     path.write_bytes(first + b"".join(sent(2, 5, k) + b"\n" for k in range(9)))
     assert follower.catch_up()
     assert len(follower.history.tasks) == 0

@@ -105,7 +105,7 @@ def test_the_page_and_its_files(client: Client) -> None:
     for name in ("page.css", "page.js", "charts.js", "lanes.js", "live.js", "plotly-basic.min.js"):
         assert client("GET", f"/assets/{name}")[0] == 200
     found = json.loads(client("GET", "/api/runs")[2])
-    assert [(run["name"], run["state"], run["wishes"]) for run in found] == [
+    assert [(run["name"], run["state"], run["actions"]) for run in found] == [
         ("a", "finished", []),
         ("group/b", "finished", []),
     ]
@@ -154,12 +154,18 @@ def test_only_loopback_names_are_answered(client: Client) -> None:
 
 
 def test_other_sites_cannot_ask_for_changes(client: Client) -> None:
-    body, ours = json.dumps({"run": "a", "wish": "stop"}), {"x-latecomer": "1"}
+    body, ours = json.dumps({"run": "a", "action": "stop"}), {"x-latecomer": "1"}
     assert client("POST", "/api/act", None, body)[0] == 403
     assert client("POST", "/api/act", {**ours, "origin": "http://evil.example"}, body)[0] == 403
     assert client("POST", "/api/act", {**ours, "origin": "http://["}, body)[0] == 403
     assert client("POST", "/api/act", ours, body)[2] == '{"done":false}'  # it is not ours to stop
-    for bad in ("", "[]", '{"run":"a"}', '{"run":"../x","wish":"stop"}', '{"run":"a","wish":"x"}'):
+    for bad in (
+        "",
+        "[]",
+        '{"run":"a"}',
+        '{"run":"../x","action":"stop"}',
+        '{"run":"a","action":"x"}',
+    ):
         assert client("POST", "/api/act", ours, bad)[0] in (400, 404)
 
 
@@ -178,13 +184,13 @@ def test_beyond_loopback_a_token_is_needed(runs: Path) -> None:
 
 def test_documents_are_streamed_and_nobody_is_followed_in_vain(runs: Path) -> None:
     pytest.importorskip("fastapi")
-    from latecomer.study.watch.app import _events
+    from latecomer.study.watch.app import events
 
     gatherer = Gatherer(runs)
     gatherer.start()
 
     async def first_two() -> list[str]:
-        stream = _events(gatherer, Starter(), ["a"], lambda: False)
+        stream = events(gatherer, Starter(), ["a"], lambda: False)
         found = [await anext(stream), await anext(stream)]
         await stream.aclose()  # type: ignore[attr-defined]
         return found
@@ -195,7 +201,7 @@ def test_documents_are_streamed_and_nobody_is_followed_in_vain(runs: Path) -> No
     data = json.loads(document.split("data: ", 1)[1])
     assert data["name"] == "a"
     assert data["document"]["title"] == "fedasync on digits"
-    assert +gatherer._wanted == {}
+    assert +gatherer.viewers == {}
 
 
 def test_a_growing_run_is_followed(runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -247,7 +253,7 @@ def test_a_run_is_paused_continued_and_gives_the_same_model(tmp_path: Path) -> N
     assert starter.pause(one)
     wait_for(lambda: starter.state(one) == "paused")
     assert not (one / "summary.json").exists()
-    assert starter.go_on(one)
+    assert starter.resume(one)
     wait_for(lambda: starter.state(one) is None)
     starter.start(config, two, [])
     wait_for(lambda: starter.state(two) is None)
@@ -265,10 +271,10 @@ def test_a_run_is_stopped_and_one_that_fails_says_why(tmp_path: Path) -> None:
     wait_for(lambda: (tmp_path / "long" / "metrics.csv").is_file())
     assert starter.stop(tmp_path / "long")
     wait_for(lambda: starter.state(tmp_path / "long") == "stopped")
-    assert not starter.go_on(tmp_path / "long")
+    assert not starter.resume(tmp_path / "long")
     wait_for(lambda: starter.state(tmp_path / "bad") == "failed")
     wait_for(lambda: "training.lr" in starter.reason(tmp_path / "bad"))
-    assert starter.end_all() == []
+    assert starter.stop_all() == []
 
 
 def test_bad_usage_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +285,10 @@ def test_bad_usage_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("latecomer.study.watch.command.find_spec", lambda name: "there")
     (tmp_path / "some.toml").write_text("")
     (tmp_path / "config.toml").write_text("")
-    for folder, problem in ((tmp_path, "is a run itself"), (tmp_path / "some.toml", "written")):
+    for folder, problem in (
+        (tmp_path, "is the folder of a run"),
+        (tmp_path / "some.toml", "written"),
+    ):
         with pytest.raises(BadInput, match=problem):
             watch(folder, "127.0.0.1", 0, [tmp_path / "some.toml"], [], print)
     monkeypatch.setattr("latecomer.study.watch.command.find_spec", lambda name: None)

@@ -1,4 +1,4 @@
-"""The same scenario under several strategies and seeds: same data, fleet and delays for all."""
+"""Runs one scenario (data, partition, fleet, delays) under several strategies and seeds."""
 
 import json
 import multiprocessing
@@ -25,13 +25,14 @@ from latecomer.study.files import write_atomically
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.runner import new_folder, resume_run, start_run
 
+# Column of compare.csv -> heading; "local" is local test accuracy: mean, worst, late devices.
 SHOWN = {
     "accuracy": "accuracy",
     "macro_f1": "macro-F1",
-    "accuracy_affected": "affected",
-    "client_accuracy_mean": "on devices",
-    "client_accuracy_worst": "worst",
-    "client_accuracy_late_mean": "late",
+    "accuracy_affected": "late-class",
+    "client_accuracy_mean": "local",
+    "client_accuracy_worst": "local worst",
+    "client_accuracy_late_mean": "local late",
     "seconds_to_target": "s to target",
     "virtual_seconds": "virtual s",
     "updates": "updates",
@@ -41,7 +42,7 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison."""
+    """One run of a comparison: its strategy label, seed and config."""
 
     strategy: str
     seed: int
@@ -55,21 +56,21 @@ class Cell:
         return parse(self.tree, f"strategy {self.strategy}")
 
 
-OnCellDone = Callable[[Cell, Mapping[str, Any]], None]
-RunCell = Callable[[Cell, Path], dict[str, Any]]  # gives the summary
+OnRunDone = Callable[[Cell, Mapping[str, Any]], None]  # the run and its summary
+RunCell = Callable[[Cell, Path], dict[str, Any]]  # runs in a folder, returns the summary
 
 
 def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """All runs. `[compare.LABEL]` in the config holds what is different for that strategy."""
-    named = parse(tree).strategy.name
-    special, own = tree.get("compare", {}), tree.get("strategy", {})
-    _check_labels(special, strategies)
+    """Every strategy with every seed; `[compare.LABEL]` in the config overrides it for a label."""
+    configured = parse(tree).strategy.name
+    overrides, table = tree.get("compare", {}), tree.get("strategy", {})
+    _check_labels(overrides, strategies)
     found = []
     for label in strategies:
-        changes = special.get(label, {})
+        changes = overrides.get(label, {})
         name = _strategy_named(changes) or label
-        # Options in [strategy] belong to the strategy that is named there, and to no other.
-        options = own if named == name else {}
+        # The options in [strategy] apply to the strategy named there only.
+        options = table if configured == name else {}
         base = {**tree, "strategy": {**options, "name": name}}
         for seed in seeds:
             cell = {**merged(base, changes), "seed": seed}
@@ -79,15 +80,15 @@ def cells(tree: Mapping[str, Any], strategies: Sequence[str], seeds: Sequence[in
     return found
 
 
-def _check_labels(special: Mapping[str, Any], strategies: Sequence[str]) -> None:
-    """One that is left out may be for another day; one that can never be a strategy is a slip."""
-    for label, changes in special.items():
+def _check_labels(overrides: Mapping[str, Any], strategies: Sequence[str]) -> None:
+    """Raises BadInput for a `[compare.LABEL]` that cannot be a strategy; unused ones are fine."""
+    for label, changes in overrides.items():
         name = str(_strategy_named(changes) or label)
         if label not in strategies and name not in recipes() and ":" not in name:
             near = did_you_mean(label, strategies)
             raise BadInput(
-                f"[compare.{label}]: neither a strategy nor named by --strategies{near}"
-                " (a label of yours needs strategy = { name = ... })"
+                f"[compare.{label}]: neither a strategy nor in --strategies{near}"
+                " (a label of your own needs strategy = { name = ... })"
             )
 
 
@@ -103,56 +104,60 @@ def compare(
     folder: Path,
     jobs: int = 1,
     target: float | None = None,
-    told: OnCellDone = lambda cell, summary: None,
-    noted: Callable[[str], None] = lambda note: None,
+    on_run_done: OnRunDone = lambda cell, summary: None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> pd.DataFrame:
-    """Run every cell in its own folder; writes compare.csv and compare.json.
+    """Runs every strategy and seed in a folder each; writes compare.csv and compare.json.
 
-    What is odd in setting up the first seed is `noted`, once for all strategies.
+    `on_note` gets the notes from setting up the first seed, one text for strategies that share it.
     """
     if len(set(strategies)) != len(strategies) or len(set(seeds)) != len(seeds):
-        raise BadInput("--strategies and --seeds must not name anything twice")
+        raise BadInput("--strategies and --seeds: an entry occurs twice")
     planned = cells(tree, strategies, seeds)
     notes: dict[str, list[str]] = {}
     for cell in planned[:: len(seeds)]:
-        # Everything that can be wrong is found before the first hour of work.
+        # All configs are checked before the first run.
         for note in Experiment(cell.config()).notes:
             notes.setdefault(note, []).append(cell.strategy)
     new_folder(folder)
-    for note, whose in notes.items():
-        noted(note if len(whose) == len(strategies) else f"{', '.join(whose)}: {note}")
+    for note, labels in notes.items():
+        on_note(note if len(labels) == len(strategies) else f"{', '.join(labels)}: {note}")
     plan = {"strategies": list(strategies), "seeds": list(seeds), "target": target}
     write_atomically(folder / "plan.json", json.dumps(plan) + "\n")
     # Not config.toml: that would make the folder look like a run that can be resumed.
     write_atomically(folder / "compare.toml", tomli_w.dumps(tree))
-    return _run_all(planned, folder, jobs, target, told)
+    return _run_all(planned, folder, jobs, target, on_run_done)
 
 
 def resume_comparison(
-    folder: Path, jobs: int = 1, told: OnCellDone = lambda cell, summary: None
+    folder: Path, jobs: int = 1, on_run_done: OnRunDone = lambda cell, summary: None
 ) -> pd.DataFrame:
-    """Finish a comparison that was interrupted: what is done is taken as it is."""
+    """Finishes an interrupted comparison: finished runs are read, the others run or resumed."""
     if not (folder / "plan.json").is_file() or not (folder / "compare.toml").is_file():
         raise BadInput(f"{folder}: no comparison to resume here (it has no compare.toml)")
     plan, tree = read_json(folder / "plan.json"), read_toml(folder / "compare.toml")
     planned = cells(tree, plan["strategies"], plan["seeds"])
-    return _run_all(planned, folder, jobs, plan["target"], told)
+    return _run_all(planned, folder, jobs, plan["target"], on_run_done)
 
 
 def _run_all(
-    planned: Sequence[Cell], folder: Path, jobs: int, target: float | None, told: OnCellDone
+    planned: Sequence[Cell],
+    folder: Path,
+    jobs: int,
+    target: float | None,
+    on_run_done: OnRunDone,
 ) -> pd.DataFrame:
     summaries: dict[int, dict[str, Any]] = {}
     for index, summary in run_cells(planned, folder, jobs):
         summaries[index] = summary
-        told(planned[index], summary)
+        on_run_done(planned[index], summary)
     return write_comparison(folder, [(c, summaries[i]) for i, c in enumerate(planned)], target)
 
 
 def write_comparison(
     folder: Path, runs: Sequence[tuple[Cell, Mapping[str, Any]]], target: float | None
 ) -> pd.DataFrame:
-    """compare.csv and compare.json from finished runs."""
+    """Writes compare.csv and compare.json; `target` None: 95% of the best mean accuracy."""
     rows = []
     for cell, summary in runs:
         row = {"strategy": cell.strategy, "seed": cell.seed, **flatten(dict(summary))}
@@ -176,7 +181,7 @@ def write_comparison(
 
 
 def seconds_to(metrics: Path, target: float, column: str = "accuracy") -> float | None:
-    """Virtual seconds until accuracy first reached `target`; None if it never did."""
+    """Virtual seconds until `column` of metrics.csv first reached `target`; None: not reached."""
     rows = pd.read_csv(metrics)
     reached = rows.loc[rows[column] >= target, "virtual_seconds"]
     return float(reached.iloc[0]) if len(reached) else None
@@ -185,7 +190,7 @@ def seconds_to(metrics: Path, target: float, column: str = "accuracy") -> float 
 def spread(table: pd.DataFrame) -> pd.DataFrame:
     """Mean and standard deviation over seeds, one row per strategy in the order given.
 
-    A value that some seed does not have (a target it never reached) has no mean.
+    A column that is empty for some seed (target not reached) has no mean for that strategy.
     """
     columns = [c for c in SHOWN if c in table and table[c].notna().any()]
     groups = table.groupby("strategy", sort=False)[columns]
@@ -197,7 +202,7 @@ def spread(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def cell_text(mean: float, std: float) -> str:
-    """Mean and spread over seeds, with as many digits as make sense."""
+    """`mean ± std` with digits by magnitude; "-" without a mean."""
     if pd.isna(mean):
         return "-"
     digits = 3 if abs(mean) < 10 else 1 if abs(mean) < 1000 else 0
@@ -208,7 +213,7 @@ def cell_text(mean: float, std: float) -> str:
 def run_cells(
     planned: Sequence[Cell], folder: Path, jobs: int, run: RunCell | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run each in a folder of its own, as they get done; finished ones are taken as they are."""
+    """Runs each cell in a folder each; yields (index, summary) as they finish."""
     work = _one_by_one if jobs == 1 else partial(_side_by_side, jobs=jobs)
     return work(planned, folder, run or run_cell)
 
@@ -233,13 +238,13 @@ def _side_by_side(
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
-            raise RunFailed("a run was killed from outside (out of memory?)") from None
+            raise RunFailed("a worker process was killed (out of memory?)") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _end_with(parent: int) -> None:
-    """A worker whose parent was killed would run on for nobody."""
+    """Ends this worker process when its parent process has ended."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -250,8 +255,8 @@ def _end_with(parent: int) -> None:
 
 
 def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
-    """One run in its folder, from the beginning or from where it was."""
-    own = folder / cell.folder
-    if (own / "config.toml").is_file():
-        return resume_run(own)
-    return start_run(cell.config(), own)
+    """Runs the cell in its folder, or resumes it there; returns its summary."""
+    place = folder / cell.folder
+    if (place / "config.toml").is_file():
+        return resume_run(place)
+    return start_run(cell.config(), place)

@@ -1,4 +1,4 @@
-"""The growing files of a run: events.jsonl and metrics.csv, which a resume cuts back."""
+"""Append-only files of a run (events.jsonl, metrics.csv), which a resume truncates."""
 
 import csv
 import json
@@ -11,14 +11,13 @@ from latecomer.core.messages import Note
 from latecomer.errors import BadInput
 
 
-class GrowingFile:
-    """A text file that is only appended to, and can be cut back to an earlier length."""
+class AppendOnlyFile:
+    """A text file that is appended to; opening truncates it to its first `keep` bytes."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        """Keep the first `keep` bytes of what is there, and go on from them."""
         path.touch()
-        if path.stat().st_size < keep:
-            raise BadInput(f"{path}: the checkpoint knows {keep} bytes of it, and some are gone")
+        if (size := path.stat().st_size) < keep:
+            raise BadInput(f"{path}: has {size} bytes, fewer than the {keep} of the checkpoint")
         os.truncate(path, keep)
         self._file = path.open("a", encoding="utf-8", newline="")
 
@@ -26,7 +25,7 @@ class GrowingFile:
         self._file.write(text)
 
     def length(self) -> int:
-        """Bytes written so far, all of them on disk."""
+        """Flushes to disk; returns the bytes written so far."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
@@ -39,10 +38,10 @@ class GrowingFile:
 
 
 class EventLog:
-    """One JSON object per event."""
+    """events.jsonl: one JSON object per event."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        self.file = GrowingFile(path, keep)
+        self.file = AppendOnlyFile(path, keep)
 
     def write(self, time: float, note: Note) -> None:
         line = {"time": round(time, 6), "event": note.kind, **note.fields}
@@ -50,10 +49,10 @@ class EventLog:
 
 
 class Table:
-    """A CSV file with fixed columns, one row at a time."""
+    """A CSV file with fixed columns, to which rows are appended."""
 
     def __init__(self, path: Path, columns: Sequence[str], keep: int = 0) -> None:
-        self.file = GrowingFile(path, keep)
+        self.file = AppendOnlyFile(path, keep)
         self._writer = csv.DictWriter(self.file, columns, lineterminator="\n")
         if not keep:
             self._writer.writeheader()
@@ -64,7 +63,7 @@ class Table:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The whole file or the old one, never half of it."""
+    """Writes a new file and renames it: readers see the old text or the new one."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

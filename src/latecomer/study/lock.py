@@ -1,4 +1,4 @@
-"""One process at a time works on the folder of a run."""
+"""An exclusive lock on the folder of a run, so that one process at a time writes to it."""
 
 import os
 from pathlib import Path
@@ -8,9 +8,10 @@ from latecomer.errors import BadInput
 
 
 class FolderLock:
-    """Held until it is closed or the process ends, however it ends; there is no file to tidy up.
+    """An flock on the folder itself, held until `close` or the end of the process.
 
-    Where folders cannot be locked (some network drives, Windows), nothing is held.
+    BadInput if another process holds it. Without effect where folders cannot be locked (some
+    network drives, Windows).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,7 +25,7 @@ class FolderLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise BadInput(f"{folder}: another process is at work on this run") from None
+            raise BadInput(f"{folder}: another process is using this run") from None
         except OSError:
             os.close(descriptor)
             return

@@ -1,4 +1,4 @@
-"""The models of a run on disk, as they are to be used."""
+"""Writes the models of a run as safetensors files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ from latecomer.core.server import Server
 
 
 def write_models(folder: Path, server: Server, lineages: Iterable[str], layout: Layout) -> None:
-    """model.safetensors, and model-LINEAGE.safetensors beside it for every other lineage."""
+    """model.safetensors for the main lineage, model-LINEAGE.safetensors for every other cluster."""
     for lineage in lineages:
         name = "model" if lineage == MAIN else f"model-{lineage}"
         tensors = layout.unflatten(server.model(lineage))

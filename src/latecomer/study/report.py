@@ -1,4 +1,4 @@
-"""report.html: a self-contained page of a run or a comparison, from its files alone."""
+"""Writes report.html or image files of a run or a comparison from the files in its folder."""
 
 from pathlib import Path
 
@@ -13,22 +13,20 @@ from latecomer.study.view.run_document import run_document
 
 
 def write_report(folder: Path) -> Path:
-    """(Re)write the report of a run or a comparison from its files."""
-    page = report_page(document_of(folder))
+    """Writes DIR/report.html; returns its path."""
     path = folder / "report.html"
-    write_atomically(path, page)
+    write_atomically(path, report_page(document_of(folder)))
     return path
 
 
 def write_pictures(folder: Path, kind: Format) -> Path:
-    """One picture for each chart of the report, in DIR/figures."""
-    document = document_of(folder)
-    write_figures(document, folder / "figures", kind)
+    """Writes one image file per chart of the report into DIR/figures; returns that folder."""
+    write_figures(document_of(folder), folder / "figures", kind)
     return folder / "figures"
 
 
 def document_of(folder: Path) -> Document:
-    """What there is to show in a folder that `run` or `compare` has written."""
+    """The document of a folder that `run` or `compare` has written."""
     found = load(folder)
     if isinstance(found, Result):
         return run_document(found, read_history(found.folder / "events.jsonl"))

@@ -1,4 +1,4 @@
-"""Reading runs back: a folder as a pandas-friendly object."""
+"""Reads the folder of a run or a comparison: tables as pandas data frames, JSON as dicts."""
 
 import json
 import re
@@ -19,7 +19,7 @@ STALENESS = re.compile(r'"staleness":(\d+)[,}]')
 
 @dataclass(frozen=True)
 class Result:
-    """The files of one run."""
+    """The files of one run, read when first used."""
 
     folder: Path
 
@@ -29,7 +29,7 @@ class Result:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per evaluation; none for a deployed run whose server does not evaluate."""
+        """metrics.csv: one row per evaluation; empty if a deployed server does not evaluate."""
         path = self.folder / "metrics.csv"
         if self.deployed and not path.is_file():
             return pd.DataFrame(columns=["updates", "virtual_seconds", "accuracy"], dtype=float)
@@ -38,14 +38,14 @@ class Result:
         except (OSError, ValueError) as error:
             raise BadInput(f"{path}: cannot be read: {error}") from error
         if self.deployed and "virtual_seconds" not in table and "wall_seconds" in table:
-            table["virtual_seconds"] = table["wall_seconds"]  # there is no other time
+            table["virtual_seconds"] = table["wall_seconds"]  # deployed runs have wall time only
         if missing := {"updates", "virtual_seconds", "accuracy"} - set(table):
-            raise BadInput(f"{path}: not the metrics of a run, it has no {', '.join(missing)}")
+            raise BadInput(f"{path}: columns are missing: {', '.join(missing)}")
         return table
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """One row per event. A line that a running run has not written to its end is left out."""
+        """events.jsonl: one row per event; an incomplete last line is left out."""
         path = self.folder / "events.jsonl"
         try:
             text = path.read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ class Result:
 
     @cached_property
     def staleness(self) -> dict[int, int]:
-        """How many arriving updates had which staleness; reads the log line by line."""
+        """Staleness -> number of arriving updates, in ascending order."""
         path, counts = self.folder / "events.jsonl", Counter[int]()
         try:
             with path.open(encoding="utf-8") as lines:
@@ -70,11 +70,12 @@ class Result:
 
     @property
     def deployed(self) -> bool:
-        """Whether real devices have made it: such a run has a log and no config."""
+        """Whether a deployed server wrote the folder, not a simulation."""
         return is_deployed(self.folder)
 
     @cached_property
     def config(self) -> str:
+        """The text of config.toml; empty for a deployed run."""
         path = self.folder / "config.toml"
         if self.deployed:
             return ""
@@ -86,13 +87,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The files of a comparison."""
+    """The files of a comparison, read when first used."""
 
     folder: Path
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per strategy and seed."""
+        """compare.csv: one row per strategy and seed."""
         path = self.folder / "compare.csv"
         try:
             return pd.read_csv(path)
@@ -101,6 +102,7 @@ class Comparison:
 
     @cached_property
     def runs(self) -> dict[tuple[str, int], Result]:
+        """(strategy, seed) -> its run."""
         path = self.folder / "compare.json"
         try:
             return {
@@ -112,7 +114,7 @@ class Comparison:
 
 
 def load(folder: str | Path) -> Result | Comparison:
-    """What lies in a folder that `run` or `compare` has written."""
+    """The run or comparison in a folder that `run` or `compare` has written."""
     path = Path(folder)
     if (path / "compare.json").is_file():
         return Comparison(path)
@@ -122,13 +124,13 @@ def load(folder: str | Path) -> Result | Comparison:
 
 
 def is_deployed(folder: Path) -> bool:
-    """Whether a deployed server has worked in this folder: it leaves a log, and no config."""
+    """Whether a deployed server wrote this folder: it has a log, but no config."""
     simulated = any((folder / name).is_file() for name in ("config.toml", "fleet.json"))
     return (folder / "events.jsonl").is_file() and not simulated
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """The object in a JSON file; BadInput if it cannot be read."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -136,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for every number that JSON cannot say."""
+    """The same value with None for nan and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -145,7 +147,7 @@ def without_nan(value: Any) -> Any:
 
 
 def flatten(summary: dict[str, Any]) -> dict[str, Any]:
-    """The scalars of a summary, nested ones joined by `_`."""
+    """The scalars of a summary; nested keys are joined by `_`."""
     flat: dict[str, Any] = {}
     for key, value in summary.items():
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Where else the numbers of a run go: TensorBoard, MLflow, Weights & Biases. All stays on disk.
+"""Writes the metrics of a run to local files of TensorBoard, MLflow or Weights & Biases.
 
-A sink that fails does not take the run with it: it is closed, and the summary says so.
+A sink that raises is dropped with a warning in the summary; the run goes on.
 """
 
 import os
@@ -15,11 +15,11 @@ from latecomer.errors import BadInput
 from latecomer.loading import first_line
 
 Tree = Mapping[str, Any]
-Row = Mapping[str, float]  # only what is a number
+Row = Mapping[str, float]
 
 
 class Sink(Protocol):
-    """Takes the row of each evaluation, and the scalars of the summary."""
+    """Receives the metrics of each evaluation and, at the end, the scalars of the summary."""
 
     def row(self, updates: int, row: Row) -> None: ...
     def end(self, summary: Row) -> None: ...
@@ -32,7 +32,7 @@ class TensorBoard:
     def __init__(self, folder: Path, config: str, tree: Tree, updates: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an interrupted run wrote past its checkpoint is hidden.
+        # Hides what an interrupted run wrote after its checkpoint.
         make: Any = SummaryWriter
         purge = updates + 1 if updates else None
         self._writer = make(log_dir=str(folder / "tensorboard"), purge_step=purge)
@@ -41,7 +41,7 @@ class TensorBoard:
 
     def row(self, updates: int, row: Row) -> None:
         for name, value in row.items():
-            self._writer.add_scalar(_place(name), value, updates)
+            self._writer.add_scalar(_tag(name), value, updates)
 
     def end(self, summary: Row) -> None:
         for name, value in summary.items():
@@ -55,7 +55,7 @@ class MLflow:
     """DIR/mlruns, a local file store, for `mlflow ui --backend-store-uri`."""
 
     def __init__(self, folder: Path, config: str, tree: Tree, updates: int) -> None:
-        # Its newer versions prefer a database, and want to be told that files are meant.
+        # Newer versions use a database unless this variable allows files.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
@@ -89,7 +89,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """DIR/wandb, offline; `wandb sync` sends it when its owner wants that."""
+    """DIR/wandb, offline; `wandb sync` uploads it."""
 
     def __init__(self, folder: Path, config: str, tree: Tree, updates: int) -> None:
         import wandb
@@ -118,7 +118,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-# name -> what must be installed, and what makes the sink
+# name -> package that must be installed, factory
 SINKS: dict[str, tuple[str, Callable[[Path, str, Tree, int], Sink]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
     "mlflow": ("mlflow", MLflow),
@@ -127,7 +127,7 @@ SINKS: dict[str, tuple[str, Callable[[Path, str, Tree, int], Sink]]] = {
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Raise BadInput for one whose package is missing, before anything is run."""
+    """Raises BadInput if the package of a sink is not installed."""
     for name in names:
         if find_spec(SINKS[name][0]) is None:
             raise BadInput(
@@ -137,7 +137,7 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 class Sinks:
-    """All sinks of a run; one that fails is left out from then on."""
+    """All sinks of a run; one that raises is dropped and described in `troubles`."""
 
     def __init__(self) -> None:
         self.troubles: list[str] = []
@@ -150,8 +150,8 @@ class Sinks:
             make = SINKS[name][1]
             try:
                 self._open[name] = make(folder, config, tree, updates)
-            except Exception as error:  # packages of others may raise anything
-                self._fails(name, error)
+            except Exception as error:  # third-party packages may raise anything
+                self._drop(name, error)
 
     def row(self, row: Mapping[str, Any]) -> None:
         numbers = _numbers(row)
@@ -170,11 +170,11 @@ class Sinks:
             try:
                 use(sink)
             except Exception as error:
-                self._fails(name, error)
+                self._drop(name, error)
 
-    def _fails(self, name: str, error: Exception) -> None:
+    def _drop(self, name: str, error: Exception) -> None:
         self._open.pop(name, None)
-        self.troubles.append(f"{name} has taken no more numbers: {first_line(error)}")
+        self.troubles.append(f"log.sinks: {name} failed and was switched off: {first_line(error)}")
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -185,21 +185,21 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _place(name: str) -> str:
-    """Classes in a group of their own."""
+def _tag(name: str) -> str:
+    """TensorBoard's tag; F1 of the classes in one group."""
     return f"f1/{name.removeprefix('f1_')}" if name.startswith("f1_") else name
 
 
 def _safe(name: str) -> str:
-    """MLflow's names: letters, digits and a few signs."""
+    """A metric name as MLflow allows: other characters become `_`."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
 
 
-def _flat(tree: Tree, before: str = "") -> dict[str, Any]:
+def _flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found.update(_flat(value, f"{before}{key}."))
+            found.update(_flat(value, f"{prefix}{key}."))
         else:
-            found[f"{before}{key}"] = value
+            found[f"{prefix}{key}"] = value
     return found

@@ -1,4 +1,4 @@
-"""What people see in a terminal: progress (plain lines elsewhere) and tables."""
+"""Terminal output: progress of a run (a bar, or plain lines in a pipe) and result tables."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ NARROW = ("accuracy", "accuracy_affected", "seconds_to_target", "staleness_mean"
 
 
 def span(seconds: float) -> str:
-    """Virtual time in a unit people read."""
+    """A duration in seconds, minutes, hours or days, as text."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -28,40 +28,39 @@ def span(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """The last values as little bars between their lowest and highest; older ones are merged."""
+    """`values` as at most `width` bar characters, evenly picked, scaled from lowest to highest."""
     if not values:
         return ""
     step = -(-len(values) // width)
-    # From the end, so that the last bar is always the last value.
+    # Picked from the end: the last bar is the last value.
     picked = list(values[::-1][::step][::-1])
     low, high = min(picked), max(picked)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in picked)
 
 
-class Pace:
-    """Updates per second of wall time since it began to count."""
+class UpdateRate:
+    """Client updates per second of wall time since the first call, as text."""
 
     def __init__(self) -> None:
-        self._begun: tuple[float, int] | None = None
+        self._first: tuple[float, int] | None = None  # wall time, updates
 
     def __call__(self, updates: int) -> str:
         now = time.monotonic()
-        if self._begun is None:
-            self._begun = (now, updates)
-        seconds, done = now - self._begun[0], updates - self._begun[1]
+        if self._first is None:
+            self._first = (now, updates)
+        seconds, done = now - self._first[0], updates - self._first[1]
         return f"{done / seconds:,.0f} updates/s" if seconds > 0.2 and done else ""
 
 
 def headline(experiment: Experiment, verbose: bool) -> list[str]:
-    """What is about to run, and what was odd in setting it up."""
+    """Strategy, data, fleet and model of a run, and the notes from setting it up."""
     config, fleet = experiment.config, experiment.fleet
-    are_late = fleet.late and not experiment.recipe.punctual
-    late = f", {len(fleet.late)} late" if are_late else ""
-    working = len(experiment.clients)
+    has_late = fleet.late and not experiment.recipe.punctual
+    late = f", {len(fleet.late)} late" if has_late else ""
     return [
         f"{config.strategy.name} on {config.data.source} ({config.data.partition}),"
-        f" {working} devices ({config.fleet.profile}{late}),"
+        f" {len(experiment.clients)} devices ({config.fleet.profile}{late}),"
         f" {config.model.name} with {experiment.model.layout.size:,} parameters",
         *([f"kernel: {experiment.kernel_choice}"] if verbose else []),
         *(f"note: {note}" for note in experiment.notes),
@@ -69,12 +68,12 @@ def headline(experiment: Experiment, verbose: bool) -> list[str]:
 
 
 class Lines:
-    """For logs and pipes: a line now and then."""
+    """Progress as plain lines, at most one every LINE_EVERY_SECONDS; for logs and pipes."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self.console, self.verbose = console, verbose
-        self._said = 0.0
-        self._pace = Pace()
+        self._printed = 0.0  # wall time of the last line
+        self._rate = UpdateRate()
 
     def started(self, experiment: Experiment, folder: Path) -> None:
         for line in headline(experiment, self.verbose):
@@ -83,13 +82,13 @@ class Lines:
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        pace = self._pace(row["updates"])
-        if time.monotonic() - self._said < LINE_EVERY_SECONDS:
+        rate = self._rate(row["updates"])
+        if time.monotonic() - self._printed < LINE_EVERY_SECONDS:
             return
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
         self.console.print(
             f"{row['updates']} updates, {span(row['virtual_seconds'])} virtual,"
-            f" accuracy {row['accuracy']:.3f}{', ' if pace else ''}{pace}",
+            f" accuracy {row['accuracy']:.3f}{', ' if rate else ''}{rate}",
             highlight=False,
         )
 
@@ -97,7 +96,7 @@ class Lines:
 
 
 class Bar:
-    """For a terminal: one line that moves."""
+    """Progress as one bar with text; for terminals."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self.console, self.verbose = console, verbose
@@ -112,7 +111,7 @@ class Bar:
         self._task = self._bar.add_task("", total=1.0, state="")
         self._accuracy: list[float] = []
         self._drawn = 0.0
-        self._pace = Pace()
+        self._rate = UpdateRate()
         self._sparks = console.encoding.lower().startswith("utf")
 
     def started(self, experiment: Experiment, folder: Path) -> None:
@@ -127,13 +126,13 @@ class Bar:
         self._bar.update(self._task, completed=min(1.0, share), state=state)
 
     def state(self, updates: int, virtual_seconds: float) -> str:
-        """What stands beside the bar; the least important goes first where it is narrow."""
+        """The text beside the bar; without the update rate where the console is narrow."""
         accuracy = f"accuracy {self._accuracy[-1]:.3f}" if self._accuracy else ""
         if self._sparks and len(self._accuracy) > 1:
             accuracy += f" {sparkline(self._accuracy)}"
         parts = [f"{updates:,} updates", f"{span(virtual_seconds)} virtual", accuracy]
         if self.console.width >= 120:
-            parts.insert(1, self._pace(updates))
+            parts.insert(1, self._rate(updates))
         return ", ".join(part for part in parts if part)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
@@ -148,17 +147,17 @@ def progress_for(console: Console, verbose: bool) -> Lines | Bar:
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The end of a run at a glance."""
+    """The main numbers of summary.json, one per row."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    own = summary["client_accuracy"]
+    local = summary["client_accuracy"]
     rows: list[tuple[str, str]] = [
         ("accuracy", _share(summary["accuracy"])),
         ("balanced accuracy", _share(summary["balanced_accuracy"])),
         ("macro-F1", _share(summary["macro_f1"])),
-        ("accuracy on affected classes", _share(summary["accuracy_affected"])),
-        ("accuracy on the devices' own data", _share(own["mean"])),
-        ("  worst device", _share(own["worst"])),
-        ("  late devices", _share(own["late_mean"])),
+        ("late-class accuracy", _share(summary["accuracy_affected"])),
+        ("local test accuracy, mean", _share(local["mean"])),
+        ("  worst device", _share(local["worst"])),
+        ("  late devices", _share(local["late_mean"])),
         ("client updates", f"{summary['updates']:,}"),
         ("  refused, dropped", _lost(summary)),
         ("model versions", f"{summary['versions']:,}"),
@@ -166,7 +165,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             "staleness, mean and largest",
             f"{summary['staleness']['mean']:.1f}, {summary['staleness']['max']}",
         ),
-        ("repaired late updates", repairs(summary)),
+        ("compensated updates", compensation_text(summary)),
         ("virtual time", span(summary["virtual_seconds"])),
         (
             "bytes up, down",
@@ -180,17 +179,14 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def repairs(summary: Mapping[str, Any]) -> str:
-    """How many late updates were compensated, and whether that ended; "-" if never meant to."""
+def compensation_text(summary: Mapping[str, Any]) -> str:
+    """Number of compensated updates, server time, switch-off; "-": no staleness compensation."""
     found = summary["compensation"]
     if found is None:
         return "-"
-    ended = (
-        ""
-        if found["switched_at"] is None
-        else f", first switched off at version {found['switched_at']:,}"
-    )
-    return f"{found['count']:,} in {span(found['seconds'])} of the server{ended}"
+    switched_at = found["switched_at"]
+    off = "" if switched_at is None else f", first switched off at version {switched_at:,}"
+    return f"{found['count']:,} ({span(found['seconds'])} of server time{off})"
 
 
 def _lost(summary: Mapping[str, Any]) -> str:
@@ -199,7 +195,7 @@ def _lost(summary: Mapping[str, Any]) -> str:
 
 
 def comparison_table(table: pd.DataFrame, narrow: bool) -> Table:
-    """Mean and spread over seeds, a row per strategy; a narrow one has the main columns only."""
+    """Mean ± standard deviation over seeds, a row per strategy; `narrow`: main columns only."""
     stats = spread(table)
     columns = [c for c in (NARROW if narrow else SHOWN) if f"{c}_mean" in stats]
     target = table.attrs.get("target")

@@ -133,7 +133,7 @@ def _repairs(summary: Mapping[str, Any], history: History) -> dict[str, Any]:
     found = summary["compensation"]
     if found is None:
         return {}
-    judged = [j for j in history.judgements if j.get("error_stale") is not None]
+    judged = [j for j in history.validations if j.get("error_stale") is not None]
     right = [
         j["error_estimate"] is not None and j["error_estimate"] < j["error_stale"] for j in judged
     ]

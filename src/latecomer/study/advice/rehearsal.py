@@ -18,7 +18,7 @@ from latecomer.study.experiment import Experiment
 from latecomer.study.view.history import End, History
 
 # As many arrivals tell what a fleet is like; more would take longer than a person wants to wait.
-MOST_UPDATES = 20_000
+MAX_UPDATES = 20_000
 ONE_FLOAT = 4  # bytes of the model that is sent around
 
 
@@ -77,7 +77,7 @@ class Idle:
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-def rehearse(experiment: Experiment, most: int = MOST_UPDATES) -> Arrivals:
+def rehearse(experiment: Experiment, most: int = MAX_UPDATES) -> Arrivals:
     """The run of this fleet under an at-once dispatch, to the run's bound or `most` updates."""
     strategy, history = Strategy(name="rehearsal"), History()
 

@@ -1,1 +1,1 @@
-"""What people look at: the panels of a run or a comparison, drawn by a page or by matplotlib."""
+"""Charts and tables of a run or a comparison, for report.html, the live page and image files."""

@@ -1,4 +1,4 @@
-"""Virtual time on an axis, in a unit that people read."""
+"""The time unit of the charts: seconds, minutes, hours or days."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 @dataclass(frozen=True)
 class Clock:
-    """All charts of one page count time in the same unit."""
+    """Converts seconds of virtual time to the unit that all charts of a page share."""
 
     unit: str
     seconds: float
@@ -25,7 +25,7 @@ class Clock:
 
 
 def clock_for(horizon: float) -> Clock:
-    """The unit of which `horizon` is at least three."""
+    """The largest unit of which `horizon` (seconds) is at least three."""
     for unit, size in UNITS:
         if horizon >= 3 * size:
             return Clock(unit, size)

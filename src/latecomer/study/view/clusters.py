@@ -1,4 +1,4 @@
-"""Which devices share a model: members of each lineage over time, splits, merges, broadcasts."""
+"""Clusters over time: members of each cluster, splits, merges and broadcasts."""
 
 from collections import Counter
 from typing import Any
@@ -9,18 +9,18 @@ from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
 from latecomer.study.view.panels import COLOURS, Lanes, Mark, Panel, Series, State, View
 
-SHOWN = 7  # lineages with a colour of their own; the others together are grey
-MOST_MARKS = 40
-MOST_SPANS = 20_000
+SHOWN = 7  # clusters with a colour each; all others together are grey
+MAX_MARKS = 40
+MAX_SPANS = 20_000
 OTHERS = "others"
 
 
 def clusters(history: History, clock: Clock) -> Panel | None:
-    """None for a run with one model."""
-    lineages = Counter(lineage for _, _, lineage in history.moves)
-    if len(lineages) < 2 and not history.turns:
+    """Members of each cluster over virtual time; None for a run with one model."""
+    lineages = {lineage for _, _, lineage in history.moves}
+    if len(lineages) < 2 and not history.cluster_events:
         return None
-    named = _with_a_colour(history)
+    named = _shown_clusters(history)
     views = [
         View(
             "members",
@@ -33,27 +33,25 @@ def clusters(history: History, clock: Clock) -> Panel | None:
         )
     ]
     if len(history.devices) > 1:
-        views.append(
-            View("who is where", clock.title, "device", lanes=_lanes(history, named, clock))
-        )
+        views.append(View("by device", clock.title, "device", lanes=_lanes(history, named, clock)))
     return Panel(
         "clusters",
-        "Who shares a model with whom",
-        "Each lineage is one model with its members. A device moves when it is sent, or counts"
-        " towards, the model of another.",
+        "Clusters",
+        "The devices of a cluster share one model. A device changes cluster when it is sent, or its"
+        " update is added to, the model of another cluster.",
         views,
     )
 
 
-def _with_a_colour(history: History) -> list[str]:
-    """The lineages with most members now, then those that were used most often."""
-    now, ever = Counter(history.homes.values()), Counter(name for _, _, name in history.moves)
+def _shown_clusters(history: History) -> list[str]:
+    """The clusters with most members at the end, then those with most assignments."""
+    now, ever = Counter(history.cluster_of.values()), Counter(name for _, _, name in history.moves)
     names = sorted(ever, key=lambda name: (-now[name], -ever[name], name))
     return names if len(names) <= SHOWN + 1 else names[:SHOWN]
 
 
 def _members(history: History, named: list[str], clock: Clock) -> list[Series]:
-    homes: dict[int, str] = {}
+    cluster_of: dict[int, str] = {}
     counts: Counter[str] = Counter()
     times: list[float] = []
     rows: list[list[int]] = []
@@ -63,9 +61,9 @@ def _members(history: History, named: list[str], clock: Clock) -> list[Series]:
         return [*(counts[n] for n in named), sum(counts.values()) - sum(counts[n] for n in named)]
 
     for time, device, lineage in history.moves:
-        if device in homes:
-            counts[homes[device]] -= 1
-        homes[device] = lineage
+        if device in cluster_of:
+            counts[cluster_of[device]] -= 1
+        cluster_of[device] = lineage
         counts[lineage] += 1
         if times and times[-1] == time:
             rows[-1] = row()
@@ -84,31 +82,33 @@ def _members(history: History, named: list[str], clock: Clock) -> list[Series]:
 
 
 def _marks(history: History, clock: Clock) -> list[Mark]:
-    """Splits and merges; broadcasts too while they are few."""
-    changes = [t for t in history.turns if t["event"] != "broadcast"]
-    shown = history.turns if len(history.turns) <= MOST_MARKS else changes[:MOST_MARKS]
-    return [Mark(clock(turn["time"]), turn_text(turn)) for turn in shown]
+    """Splits and merges; broadcasts too if all together are at most MAX_MARKS."""
+    changes = [e for e in history.cluster_events if e["event"] != "broadcast"]
+    shown = (
+        history.cluster_events if len(history.cluster_events) <= MAX_MARKS else changes[:MAX_MARKS]
+    )
+    return [Mark(clock(event["time"]), _event_text(event)) for event in shown]
 
 
-def turn_text(turn: dict[str, Any]) -> str:
-    """`split a, b`: the event and every lineage that it names."""
+def _event_text(event: dict[str, Any]) -> str:
+    """`split a, b`: the event and every cluster that it names."""
     names: list[str] = []
-    for key, value in turn.items():
+    for key, value in event.items():
         if key in ("time", "event"):
             continue
         listed = value if isinstance(value, list) else [value]
         names += [str(v) for v in listed if isinstance(v, str) and str(v) not in names]
-    return f"{turn['event']} {', '.join(names[:3])}".strip()
+    return f"{event['event']} {', '.join(names[:3])}".strip()
 
 
 def _counted(history: History) -> str:
-    kinds = Counter(turn["event"] for turn in history.turns)
+    kinds = Counter(event["event"] for event in history.cluster_events)
     found = [
         f"{kinds[kind]:,} {kind}{'s' if kinds[kind] > 1 else ''}"
         for kind in ("split", "merge", "broadcast")
         if kinds[kind]
     ]
-    return f"In all: {', '.join(found)}." if found else ""
+    return f"Total: {', '.join(found)}." if found else ""
 
 
 def _lanes(history: History, named: list[str], clock: Clock) -> Lanes:
@@ -122,7 +122,7 @@ def _lanes(history: History, named: list[str], clock: Clock) -> Lanes:
     start: list[float] = []
     end: list[float] = []
     for device, moves in by_device.items():
-        if len(state) > MOST_SPANS:
+        if len(state) > MAX_SPANS:
             break
         shown.append(device)
         for k, (time, which) in enumerate(moves):

@@ -1,4 +1,4 @@
-"""What strategies cost and gain, beside each other."""
+"""Panels of a comparison: results and costs of every strategy, mean and range over seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ Names = Mapping[str, str]
 
 
 def outcomes(table: pd.DataFrame, target: float | None) -> Panel | None:
-    """Bars of what was reached, how soon, and for whom."""
+    """Bars: time to the target accuracy, local test accuracy, privacy, compensation, clusters."""
     views = []
     if (v := _bars(table, {"seconds_to_target": "seconds"}, "virtual seconds")) is not None:
         to = "" if target is None else f" {target:g}"
@@ -32,17 +32,17 @@ def outcomes(table: pd.DataFrame, target: float | None) -> Panel | None:
         ]
         note = f"Not reached with every seed: {', '.join(missing)}." if missing else ""
         views.append(_named(v, f"time to accuracy{to}", note))
-    people = {
-        "client_accuracy_mean": "mean",
+    local = {
+        "client_accuracy_mean": "mean over devices",
         "client_accuracy_late_mean": "late devices",
         "client_accuracy_worst": "worst device",
     }
-    if (v := _bars(table, people, "accuracy", share=True)) is not None:
-        views.append(_named(v, "on the devices"))
+    if (v := _bars(table, local, "local test accuracy", share=True)) is not None:
+        views.append(_named(v, "local test accuracy"))
     for name, columns, y in (
         ("privacy spent", {"epsilon_mean": "mean", "epsilon_max": "largest"}, "epsilon"),
-        ("updates repaired", {"compensation_count": "repaired"}, "updates"),
-        ("server time for repairs", {"compensation_seconds": "seconds"}, "seconds"),
+        ("compensated updates", {"compensation_count": "compensated"}, "updates"),
+        ("server time for compensation", {"compensation_seconds": "seconds"}, "seconds"),
         (
             "clusters",
             {
@@ -59,14 +59,14 @@ def outcomes(table: pd.DataFrame, target: float | None) -> Panel | None:
         return None
     return Panel(
         "outcomes",
-        "What is reached, and at what price",
-        "Bar: mean over seeds; whisker: from the lowest to the highest.",
+        "Results and costs",
+        "Bar: mean over seeds; whisker: lowest to highest.",
         views,
     )
 
 
 def fleet_use(histories: Mapping[str, History], fleets: Mapping[str, Fleet]) -> Panel | None:
-    """How the devices spend their time under each strategy."""
+    """Share of device time in each state, averaged over devices and time, by strategy."""
     shares: dict[str, Sequence[float]] = {}
     for label, history in histories.items():
         if history.now > 0 and len(history.tasks):
@@ -83,14 +83,15 @@ def fleet_use(histories: Mapping[str, History], fleets: Mapping[str, Fleet]) -> 
     view = View("share of time", "strategy", "share", series, unit_share=True, stacked=True)
     return Panel(
         "fleet-use",
-        "How the devices spend their time",
-        "Share of the devices' time, first seed of each strategy. What is missing is waiting.",
+        "Device utilisation",
+        "Share of device time in each state, first seed of each strategy. The rest of a bar is"
+        " idle time.",
         [view],
     )
 
 
 def together(found: Mapping[str, Panel | None]) -> Panel | None:
-    """The same panel of several strategies as one, with the views of each under its name."""
+    """One panel from the same panel of several strategies; view names start with the strategy."""
     some = {label: panel for label, panel in found.items() if panel is not None}
     if not some:
         return None

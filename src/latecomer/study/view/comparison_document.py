@@ -15,34 +15,34 @@ from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.comparing import fleet_use, outcomes, together
-from latecomer.study.view.compensation import repairs
+from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import accuracy_of_all
 from latecomer.study.view.history import read_history
 from latecomer.study.view.learning import classes_of_all, learning_of_all
 from latecomer.study.view.panels import Document, Rows, without_empty
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.run_document import (
-    affected_classes,
     budget_of,
     config_of,
     devices_of,
     fleet_of,
+    late_classes,
 )
 from latecomer.study.view.staleness import staleness_of_all
 from latecomer.study.view.timeline import timeline
 from latecomer.study.view.traffic import traffic_of_all
 
-SPANS_EACH = 8_000  # in the timeline of one strategy
+SPANS_PER_STRATEGY = 8_000  # in the timeline
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Everything there is to show of a comparison; logs are read of the first seed only."""
+    """All panels and tables of a comparison; event logs are read for the first seed only."""
     by_strategy: dict[str, list[Result]] = {}
     for (strategy, _), run in comparison.runs.items():
         by_strategy.setdefault(strategy, []).append(run)
     table = comparison.table
     if not by_strategy or "strategy" not in table:
-        raise BadInput(f"{comparison.folder / 'compare.csv'}: it names no strategy")
+        raise BadInput(f"{comparison.folder / 'compare.csv'}: it has no strategies")
     metrics = {label: [r.metrics for r in some] for label, some in by_strategy.items()}
     ends = [m["virtual_seconds"].iloc[-1] for some in metrics.values() for m in some]
     clock = clock_for(float(max(ends)))
@@ -50,7 +50,7 @@ def comparison_document(comparison: Comparison) -> Document:
     histories = {label: read_history(r.folder / "events.jsonl") for label, r in first.items()}
     fleets = {label: fleet_of(r.folder) for label, r in first.items()}
     budgets = {label: budget_of(config_of(r)) for label, r in first.items()}
-    affected = affected_classes(next(iter(first.values())).folder)
+    late = late_classes(next(iter(first.values())).folder)
     target = read_json(comparison.folder / "compare.json").get("target_accuracy")
     devices = {
         label: [t for r in some if (t := devices_of(r.folder)) is not None]
@@ -60,12 +60,17 @@ def comparison_document(comparison: Comparison) -> Document:
         (
             learning_of_all(metrics, clock),
             outcomes(table, target),
-            classes_of_all(metrics, affected),
+            classes_of_all(metrics, late),
             accuracy_of_all(devices),
             fleet_use(histories, fleets),
-            together({k: timeline(h, fleets[k], clock, SPANS_EACH) for k, h in histories.items()}),
+            together(
+                {
+                    label: timeline(h, fleets[label], clock, SPANS_PER_STRATEGY)
+                    for label, h in histories.items()
+                }
+            ),
             staleness_of_all(histories),
-            together({label: repairs(h, clock) for label, h in histories.items()}),
+            together({label: compensation(h, clock) for label, h in histories.items()}),
             together({label: clusters(h, clock) for label, h in histories.items()}),
             together({label: privacy(h, budgets[label], clock) for label, h in histories.items()}),
             traffic_of_all(_column(table, "bytes_up"), _column(table, "bytes_down")),
@@ -94,7 +99,7 @@ def _table(table: pd.DataFrame, target: float | None) -> Rows:
     about = 'Mean ± standard deviation over seeds. "-": not reached with every seed.'
     if target is not None:
         about += f" Target: accuracy {target:g}."
-    return Rows("summary", "At the end", about, columns)
+    return Rows("summary", "Final results", about, columns)
 
 
 def _column(table: pd.DataFrame, name: str) -> dict[str, list[float]]:
@@ -105,7 +110,7 @@ def _column(table: pd.DataFrame, name: str) -> dict[str, list[float]]:
 
 
 def _texts(folder: Path) -> Mapping[str, str]:
-    """The scenario and the command, if the files that hold them are there."""
+    """The config and the command that reproduces the comparison, from the files that exist."""
     texts: dict[str, str] = {}
     if (folder / "plan.json").is_file():
         plan = read_json(folder / "plan.json")
@@ -117,9 +122,9 @@ def _texts(folder: Path) -> Mapping[str, str]:
         if plan.get("target") is not None:
             command.append(f"--target {json.dumps(plan['target'])}")
         command.append("--out again")
-        texts["Run it again"] = (
-            f"# latecomer {__version__}; compare.toml lies beside this page, and below\n"
-            "# a relative data.path in it is relative to where you run this\n"
+        texts["Command to reproduce"] = (
+            f"# latecomer {__version__}; compare.toml is beside this page and below\n"
+            "# a relative data.path in it is relative to the working directory\n"
             + " \\\n  ".join(command)
         )
     if (folder / "compare.toml").is_file():

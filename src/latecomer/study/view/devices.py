@@ -1,4 +1,4 @@
-"""The devices one by one: accuracy on their own data, and a table of where each stands."""
+"""Panels by device: local test accuracy, sub-model widths, and a table of all devices."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from latecomer.study.view.timeline import Fleet, devices_in
 
 
 def device_accuracy(devices: pd.DataFrame | None) -> Panel | None:
-    """Each device's model on that device's own held-back data, worst first; late ones marked."""
+    """Local test accuracy of every device in ascending order; late devices are marked."""
     if devices is None or not devices["accuracy"].notna().any():
         return None
     known = devices[devices["accuracy"].notna()].sort_values(["accuracy", "device"])
@@ -21,20 +21,20 @@ def device_accuracy(devices: pd.DataFrame | None) -> Panel | None:
     late = known["late"].to_numpy() == 1
     series = [
         Series(name, place[mask].tolist(), known["accuracy"][mask].tolist(), "dots", colour=k)
-        for name, mask, k in (("in time", ~late, 0), ("late devices", late, ORANGE))
+        for name, mask, k in (("other devices", ~late, 0), ("late devices", late, ORANGE))
         if mask.any()
     ]
     view = View("by device", "devices, worst first", "accuracy", series, unit_share=True)
     return Panel(
         "devices",
-        "How well it serves each device",
-        "The model that each device would use, on that device's own held-back data.",
+        "Local test accuracy by device",
+        "Accuracy of the model that each device uses, on that device's held-back data.",
         [view],
     )
 
 
 def accuracy_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | None:
-    """For a comparison: accuracy over devices, worst first, the seeds of a strategy together."""
+    """Quantiles of local test accuracy over the devices of all seeds, one line per strategy."""
     lines = []
     for label, some in tables.items():
         found = [t["accuracy"].dropna().to_numpy() for t in some]
@@ -47,9 +47,9 @@ def accuracy_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | Non
     view = View("by device", "share of devices, worst first", "accuracy", lines, unit_share=True)
     return Panel(
         "devices",
-        "How well each serves its devices",
-        "Each device's model on its own held-back data; devices of all seeds together. The left end"
-        " is the worst device, the middle the median.",
+        "Local test accuracy by device",
+        "Accuracy of the model that each device uses, on that device's held-back data; devices of"
+        " all seeds together. Left end: worst device; middle: median.",
         [view],
     )
 
@@ -57,7 +57,7 @@ def accuracy_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | Non
 def device_table(
     history: History, fleet: Fleet, devices: pd.DataFrame | None, budget: float, ended: bool
 ) -> Rows | None:
-    """One row per device that has been given a task, or was out of reach for one."""
+    """One row per device that has received a task or has times offline."""
     ids = devices_in(history, fleet)
     if not history.devices:
         return None
@@ -76,30 +76,29 @@ def device_table(
             columns["budget left"] = [max(0.0, budget - history.spent.get(d, 0.0)) for d in ids]
     if carried := _carried(history, fleet):
         columns["width"] = [carried.get(d, 1.0) for d in ids]
-    if len(set(history.homes.values())) > 1:
-        columns["model"] = [history.homes.get(d, "") for d in ids]
+    if len(set(history.cluster_of.values())) > 1:
+        columns["cluster"] = [history.cluster_of.get(d, "") for d in ids]
     if devices is not None:
         known = devices.set_index("device")
         columns["examples"] = [int(v) for v in known["examples"].reindex(ids, fill_value=0)]
-        columns["accuracy"] = list(known["accuracy"].reindex(ids))
-    return Rows("device-table", "The devices", "As the log tells it last.", columns)
+        columns["local test accuracy"] = list(known["accuracy"].reindex(ids))
+    return Rows("device-table", "Devices", "State at the last event of the log.", columns)
 
 
 def widths(history: History, fleet: Fleet) -> Panel | None:
-    """How many devices train a sub-model of which width; None where all train the whole."""
+    """Number of devices by sub-model width; None if all train the whole network."""
     if not (carried := _carried(history, fleet)):
         return None
     counts = Counter(carried.get(device, 1.0) for device in history.devices | set(carried))
     bars = Series(
         "devices", [f"{w:g}" for w in sorted(counts)], [counts[w] for w in sorted(counts)], "bar"
     )
-    view = View("now", "part of the network's width", "devices", [bars])
-    about = "Devices that train a part of the network, by the width of their part."
-    return Panel("widths", "Sub-models", about, [view])
+    view = View("by width", "share of the network's width", "devices", [bars])
+    return Panel("widths", "Sub-models", "Devices by the width of the network they train.", [view])
 
 
 def _carried(history: History, fleet: Fleet) -> dict[int, float]:
-    """Device -> width, as it was declared or as measuring has changed it."""
+    """Device -> sub-model width: the last one in the log, else the declared one."""
     return {**fleet.widths, **history.widths}
 
 
@@ -113,5 +112,5 @@ def _state(device: int, history: History, fleet: Fleet, busy: set[int], ended: b
     if device in history.overdue:
         return "overdue"
     if device in busy:
-        return "had a task" if ended else "at work"
-    return "lost" if device in history.lost else "waiting"
+        return "task open at the end" if ended else "working"
+    return "lost" if device in history.lost else "idle"

@@ -1,4 +1,4 @@
-"""The same panels as pictures for papers, one file for each view, drawn by matplotlib."""
+"""Draws every view of a document with matplotlib, one image file per view."""
 
 import re
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from latecomer.study.view.panels import COLOURS, Document, Lanes, Panel, Series,
 Format = Literal["png", "svg", "pdf"]
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)))
 MARKERS = "os^Dvx*p"
-MOST_LANES = 30
+MAX_LANES = 30
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -30,7 +30,7 @@ STYLE: Any = {
 
 
 def write_figures(document: Document, folder: Path, kind: Format) -> list[Path]:
-    """All views in `folder`; names say what is in them."""
+    """Writes `PANEL-VIEW.kind` into `folder` for every view; returns the paths."""
     if find_spec("matplotlib") is None:
         raise BadInput(
             f"--format {kind} needs matplotlib, which is not installed:"
@@ -51,7 +51,7 @@ def write_figures(document: Document, folder: Path, kind: Format) -> list[Path]:
 def _write(panel: Panel, view: View, path: Path) -> Path:
     from matplotlib.figure import Figure
 
-    lanes = min(MOST_LANES, len(view.lanes.labels)) if view.lanes else 0
+    lanes = min(MAX_LANES, len(view.lanes.labels)) if view.lanes else 0
     figure = Figure(figsize=(6.4, 1.2 + 0.17 * lanes if lanes else 3.2), layout="constrained")
     axes = figure.add_subplot()
     if view.lanes is not None:
@@ -115,14 +115,14 @@ def _draw_line(axes: Any, series: Series, colour: str, index: int) -> None:
 def _draw_bars(axes: Any, bars: list[Series], view: View) -> None:
     names = list(dict.fromkeys(x for s in bars for x in s.x))
     place = {name: k for k, name in enumerate(names)}
-    words = any(isinstance(name, str) for name in names)
-    alone = len(names) == sum(len(s.x) for s in bars)  # no two bars in one place
-    stacked = view.stacked or alone
-    width = (_gap(names) if not words else 1.0) * 0.8 / (1 if stacked else len(bars))
+    categorical = any(isinstance(name, str) for name in names)
+    disjoint = len(names) == sum(len(s.x) for s in bars)  # no two bars in one place
+    stacked = view.stacked or disjoint
+    width = (1.0 if categorical else _gap(names)) * 0.8 / (1 if stacked else len(bars))
     base = dict.fromkeys(names, 0.0)
     for index, (series, colour) in enumerate(_coloured(view, "bar")):
         shift = 0.0 if stacked else (index - (len(bars) - 1) / 2) * width
-        x = [(place[v] if words else float(v)) + shift for v in series.x]
+        x = [(place[v] if categorical else float(v)) + shift for v in series.x]
         y = np.nan_to_num(_numbers(series.y))
         bottom = [base[v] for v in series.x] if stacked else 0.0
         axes.bar(x, y, width, bottom=bottom, color=colour, label=_text(series.name))
@@ -134,7 +134,7 @@ def _draw_bars(axes: Any, bars: list[Series], view: View) -> None:
             axes.errorbar(x, y, np.maximum(spread, 0), fmt="none", ecolor="#444444", lw=0.8)
         for v, height in zip(series.x, y.tolist(), strict=True):
             base[v] += height
-    if words:
+    if categorical:
         crowded = sum(len(str(n)) for n in names) > 60
         axes.set_xticks(
             range(len(names)),
@@ -145,13 +145,13 @@ def _draw_bars(axes: Any, bars: list[Series], view: View) -> None:
 
 
 def _draw_lanes(axes: Any, lanes: Lanes) -> None:
-    shown = min(MOST_LANES, len(lanes.labels))
+    shown = min(MAX_LANES, len(lanes.labels))
     limit = _first_end(lanes, shown)
     for k, state in enumerate(lanes.states):
         for lane in range(shown):
             part = slice(lanes.offsets[lane], lanes.offsets[lane + 1])
-            mine = (lanes.state[part] == k) & (lanes.start[part] < limit)
-            start, end = lanes.start[part][mine], lanes.end[part][mine]
+            chosen = (lanes.state[part] == k) & (lanes.start[part] < limit)
+            start, end = lanes.start[part][chosen], lanes.end[part][chosen]
             if len(start):
                 spans = np.stack([start, end - start], axis=1)
                 height = (lane - 0.46, 0.14) if state.thin else (lane - 0.28, 0.62)
@@ -168,7 +168,7 @@ def _draw_lanes(axes: Any, lanes: Lanes) -> None:
 
 
 def _first_end(lanes: Lanes, shown: int) -> float:
-    """A long run shows its beginning, where single tasks can be told apart."""
+    """End of the time axis: cut so that a lane shows about 90 spans."""
     spans = int(lanes.offsets[shown])
     horizon = float(lanes.end[:spans].max()) if spans else 1.0
     per_lane = spans / max(1, shown)
@@ -209,7 +209,7 @@ def _legend(figure: Any, axes: Any) -> None:
 
 
 def _coloured(view: View, *kinds: str) -> list[tuple[Series, str]]:
-    """Each series of these kinds with its colour, in which its place among all counts."""
+    """Each series of these kinds with its colour; the default colour is its index in the view."""
     return [
         (s, COLOURS[(k if s.colour is None else s.colour) % len(COLOURS)])
         for k, s in enumerate(view.series)
@@ -226,17 +226,16 @@ def _has_negative(view: View) -> bool:
 
 
 def _gap(places: list[Any]) -> float:
-    """The distance of neighbours on an axis of numbers."""
+    """The smallest distance between two positions; 1 for a single one."""
     return (
         float(np.min(np.diff(np.sort(np.array(places, dtype=float))))) if len(places) > 1 else 1.0
     )
 
 
 def _text(name: str) -> str:
-    """Names as they are: no mathematics between dollar signs, and a first underscore that shows."""
+    """Escapes what matplotlib interprets: `$` (math) and a leading `_` (hidden in legends)."""
     return ("\u200b" + name if name.startswith("_") else name).replace("$", r"\$")
 
 
 def _file_name(panel: Panel, view: View) -> str:
-    word = re.sub(r"[^a-z0-9.]+", "-", f"{panel.id} {view.name}".lower())
-    return word.strip("-.")
+    return re.sub(r"[^a-z0-9.]+", "-", f"{panel.id} {view.name}".lower()).strip("-.")

@@ -1,4 +1,4 @@
-"""What events.jsonl tells, gathered line by line, so that a growing file can be followed."""
+"""Collects the events of events.jsonl into columns and totals; can follow a growing file."""
 
 import json
 from array import array
@@ -10,7 +10,7 @@ from typing import Any
 
 from latecomer.errors import BadInput
 
-OVERLAP = 256  # bytes before the place reached, by which a file that was cut back is recognised
+OVERLAP = 256  # bytes before the read position, compared to detect a truncated and rewritten file
 
 
 class End(IntEnum):
@@ -22,7 +22,7 @@ class End(IntEnum):
 
 
 class Tasks:
-    """The tasks that have ended, as columns."""
+    """The tasks that have ended, as columns; times in virtual seconds."""
 
     def __init__(self) -> None:
         self.device = array("q")
@@ -47,40 +47,41 @@ UNKNOWN = (nan, nan, nan)
 
 
 class History:
-    """A run as its log tells it. `feed` takes whole lines, as often as there are new ones."""
+    """Tasks, traffic, staleness, clusters, compensation and privacy of a run, from its events."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.tasks = Tasks()
-        self.open: dict[int, tuple[int, float]] = {}  # task -> device, when it was sent
+        self.open: dict[int, tuple[int, float]] = {}  # task -> device, time sent
         self.devices: set[int] = set()
-        self.down = (array("d"), array("q"))  # when, bytes
+        self.down = (array("d"), array("q"))  # time, bytes
         self.up = (array("d"), array("q"))
-        self.weighed = (array("q"), array("d"))  # staleness, weight given
-        self.weights: dict[int, float] = {}  # all weight given, by device
-        self.staleness: dict[int, int] = {}  # how many arrivals had which
+        self.weight_by_staleness = (array("q"), array("d"))  # of each update: staleness, weight
+        self.weights: dict[int, float] = {}  # device -> sum of the weights of its updates
+        self.staleness: dict[int, int] = {}  # staleness -> number of updates
         self.last_staleness: dict[int, int] = {}  # by device
         self.updates: dict[int, int] = {}  # by device
-        self.homes: dict[int, str] = {}
-        self.moves: list[tuple[float, int, str]] = []  # when, device, lineage it now uses
-        self.turns: list[dict[str, Any]] = []  # splits, merges and broadcasts
-        self.repairs: list[dict[str, Any]] = []
-        self.judgements: list[dict[str, Any]] = []
-        self.switches: list[dict[str, Any]] = []
+        self.cluster_of: dict[int, str] = {}  # device -> lineage
+        self.moves: list[tuple[float, int, str]] = []  # time, device, its new lineage
+        self.cluster_events: list[dict[str, Any]] = []  # splits, merges and broadcasts
+        self.compensations: list[dict[str, Any]] = []
+        self.validations: list[dict[str, Any]] = []
+        self.switch_offs: list[dict[str, Any]] = []
         self.spent: dict[int, float] = {}  # device -> epsilon
-        self.spending = (array("d"), array("q"), array("d"))  # when, device, epsilon
-        self.retired: dict[int, float] = {}  # device -> when
+        self.spending = (array("d"), array("q"), array("d"))  # time, device, epsilon
+        self.retired: set[int] = set()  # devices whose privacy budget is spent
         self.widths: dict[int, float] = {}
-        self.names: dict[int, str] = {}  # of real devices
-        self.overdue: set[int] = set()  # real devices whose answer is long in coming
-        self.lost: dict[int, float] = {}  # device -> when its last task was lost, if nothing since
+        self.names: dict[int, str] = {}  # of deployed devices
+        self.overdue: set[int] = set()  # deployed devices whose reply is overdue
+        self.lost: set[int] = set()  # devices whose last task was lost
 
     def feed(self, lines: Iterable[bytes]) -> None:
+        """Takes whole lines of events.jsonl, in order; may be called again with later lines."""
         for line in lines:
             self.take(json.loads(line))
 
     def take(self, event: dict[str, Any]) -> None:
-        """One event, as it stands in the log."""
+        """Takes one event."""
         self.now = event["time"]
         handler = HANDLERS.get(event["event"])
         if handler is not None:
@@ -89,13 +90,13 @@ class History:
     def _dispatch(self, event: dict[str, Any]) -> None:
         device = event["device"]
         self.devices.add(device)
-        self.lost.pop(device, None)
+        self.lost.discard(device)
         self.overdue.discard(device)
         self.open[event["task"]] = (device, self.now)
         self.down[0].append(self.now)
         self.down[1].append(event["bytes"])
-        # With a choice of models the device says where it is when it answers.
-        if not event.get("offers") and self.homes.get(device) != event["lineage"]:
+        # A device that is offered several models chooses one; its reply names the cluster.
+        if not event.get("offers") and self.cluster_of.get(device) != event["lineage"]:
             self._move(device, event["lineage"])
 
     def _arrival(self, event: dict[str, Any]) -> None:
@@ -109,7 +110,7 @@ class History:
         self._weight(event)
         self._spend(event)
         lineage = event.get("lineage")
-        if lineage is not None and self.homes.get(device) != lineage:
+        if lineage is not None and self.cluster_of.get(device) != lineage:
             self._move(device, lineage)
 
     def _introduction(self, event: dict[str, Any]) -> None:
@@ -118,50 +119,50 @@ class History:
         if event["width"] < 1:
             self.widths[event["device"]] = event["width"]
 
-    def _late(self, event: dict[str, Any]) -> None:
+    def _overdue(self, event: dict[str, Any]) -> None:
         self.overdue.add(event["device"])
 
     def _refusal(self, event: dict[str, Any]) -> None:
         if event.get("device") is None or event.get("task") is None:
-            return  # of a node without a name, or an answer that nobody asked for
+            return  # from a node without a device number, or a reply to no known task
         self._close(event, End.REFUSED)
         self._upload(event)
         self._spend(event)
 
     def _drop(self, event: dict[str, Any]) -> None:
-        # A task that is still open was lost; one that has arrived was not wanted by the merge.
+        # The task is still open if it was lost; it is closed if the merge rejected its update.
         if event["task"] in self.open:
-            self.lost[event["device"]] = self.now
+            self.lost.add(event["device"])
             self._close(event, End.LOST)
 
     def _compensation(self, event: dict[str, Any]) -> None:
         self._weight(event)
-        self.repairs.append(event)
+        self.compensations.append(event)
 
     def _retire(self, event: dict[str, Any]) -> None:
-        self.retired[event["device"]] = self.now
+        self.retired.add(event["device"])
         self._spend(event)
 
     def _level(self, event: dict[str, Any]) -> None:
         self.widths[event["device"]] = event["width"]
 
-    def _turn(self, event: dict[str, Any]) -> None:
-        self.turns.append(event)
+    def _cluster_event(self, event: dict[str, Any]) -> None:
+        self.cluster_events.append(event)
         if event["event"] == "broadcast" and (size := event.get("bytes")):
             self.down[0].append(self.now)
             self.down[1].append(size)
         if (into := event.get("into")) is None:
             return
-        gone = [d for d, home in self.homes.items() if home == event["lineage"]]
-        for device in gone if event["event"] == "merge" else event.get("devices", ()):
-            if self.homes.get(device) != into:
+        members = [d for d, lineage in self.cluster_of.items() if lineage == event["lineage"]]
+        for device in members if event["event"] == "merge" else event.get("devices", ()):
+            if self.cluster_of.get(device) != into:
                 self._move(device, into)
 
-    def _judgement(self, event: dict[str, Any]) -> None:
-        self.judgements.append(event)
+    def _validation(self, event: dict[str, Any]) -> None:
+        self.validations.append(event)
 
     def _switch(self, event: dict[str, Any]) -> None:
-        self.switches.append(event)
+        self.switch_offs.append(event)
 
     def _close(self, event: dict[str, Any], end: End) -> None:
         found = self.open.pop(event["task"], None)
@@ -177,13 +178,13 @@ class History:
 
     def _weight(self, event: dict[str, Any]) -> None:
         if (weight := event.get("weight")) is not None:
-            self.weighed[0].append(event["staleness"])
-            self.weighed[1].append(weight)
+            self.weight_by_staleness[0].append(event["staleness"])
+            self.weight_by_staleness[1].append(weight)
             self.weights[event["device"]] = self.weights.get(event["device"], 0.0) + weight
 
     def _spend(self, event: dict[str, Any]) -> None:
         device, epsilon = event["device"], event.get("epsilon")
-        # Uploads that overtake each other bring earlier ledgers after later ones.
+        # Uploads can arrive out of order: an earlier, smaller total may come last.
         if epsilon is None or epsilon < self.spent.get(device, 0.0):
             return
         self.spent[device] = epsilon
@@ -192,64 +193,64 @@ class History:
         self.spending[2].append(epsilon)
 
     def _move(self, device: int, lineage: str) -> None:
-        self.homes[device] = lineage
+        self.cluster_of[device] = lineage
         self.moves.append((self.now, device, lineage))
 
 
 HANDLERS = {
     "introduction": History._introduction,
-    "overdue": History._late,
-    "away": History._late,
+    "overdue": History._overdue,
+    "away": History._overdue,
     "dispatch": History._dispatch,
     "arrival": History._arrival,
     "refusal": History._refusal,
     "drop": History._drop,
     "compensation": History._compensation,
-    "judgement": History._judgement,
+    "judgement": History._validation,
     "switch": History._switch,
     "retire": History._retire,
     "level": History._level,
-    "split": History._turn,
-    "merge": History._turn,
-    "broadcast": History._turn,
+    "split": History._cluster_event,
+    "merge": History._cluster_event,
+    "broadcast": History._cluster_event,
 }
 
 
 class Follower:
-    """Reads what is new in events.jsonl; starts anew if a resumed run has cut it back."""
+    """Reads what is appended to events.jsonl; reads from the start if a resume truncated it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.history = History()
-        self.lags = False  # whether more was there than could be taken in at once
+        self.lags = False  # whether the last call left unread bytes
         self._at = 0
         self._before = b""
 
-    def catch_up(self, most: int = 1 << 62) -> bool:
-        """Take in at most so many new bytes, whole lines only; tells whether there were any."""
+    def catch_up(self, max_bytes: int = 1 << 62) -> bool:
+        """Reads at most `max_bytes` new bytes, whole lines only; False if there was no new line."""
         try:
             with self.path.open("rb") as file:
-                if not self._is_where_we_were(file):
+                if not self._is_continued(file):
                     self.history, self._at, self._before = History(), 0, b""
                 file.seek(self._at)
                 there = max(0, self.path.stat().st_size - self._at)
-                new = file.read(min(most, there))
+                new = file.read(min(max_bytes, there))
             new = new[: new.rfind(b"\n") + 1]
             self.history.feed(new.splitlines())
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise BadInput(f"{self.path}: cannot be read: {error}") from error
-        self.lags = there > most
+        self.lags = there > max_bytes
         self._at += len(new)
         self._before = (self._before + new)[-OVERLAP:]
         return bool(new)
 
-    def _is_where_we_were(self, file: Any) -> bool:
+    def _is_continued(self, file: Any) -> bool:
         file.seek(self._at - len(self._before))
         return bool(file.read(len(self._before)) == self._before)
 
 
 def read_history(path: Path) -> History:
-    """The whole log; a line that a running run has not written to its end is left out."""
+    """The whole log; an incomplete last line is left out."""
     follower = Follower(path)
     while follower.catch_up(1 << 24):
         pass

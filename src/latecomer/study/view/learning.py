@@ -1,4 +1,4 @@
-"""How well the model does: over virtual time, over updates, and by class."""
+"""Learning curves on the central test set over virtual time and client updates, and F1 by class."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,84 +11,83 @@ SHARES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro-F1",
-    "accuracy_affected": "accuracy on affected classes",
+    "accuracy_affected": "late-class accuracy",
 }
+LATE_CLASSES = " Late classes are those of fleet.late.classes."
 Runs = Mapping[str, Sequence[pd.DataFrame]]  # strategy -> metrics of its seeds
 
 
 def learning(metrics: pd.DataFrame, clock: Clock) -> Panel:
-    """The curves of one run."""
+    """Accuracy, balanced accuracy, macro-F1, late-class accuracy and loss of one run."""
     shown = {c: name for c, name in SHARES.items() if _has(metrics, c)}
     views = [
-        View(f"over {word}", title, "share", _lines(metrics, x, shown), unit_share=True)
-        for word, title, x in _axes(metrics, clock)
+        View(f"over {axis}", title, "share", _lines(metrics, x, shown), unit_share=True)
+        for axis, title, x in _axes(metrics, clock)
     ]
     if _has(metrics, "loss"):
-        word, title, x = _axes(metrics, clock)[0]
+        axis, title, x = _axes(metrics, clock)[0]
         lines = _lines(metrics, x, {"loss": "loss"})
-        views.append(View(f"loss over {word}", title, "cross-entropy", lines))
+        views.append(View(f"loss over {axis}", title, "cross-entropy", lines))
     return Panel(
         "learning",
-        "How well it learns",
+        "Learning curves",
         "On the central test set. Each point is an evaluation.",
         views,
     )
 
 
-def classes(metrics: pd.DataFrame, affected: Collection[str], clock: Clock) -> Panel | None:
-    """F1 of each class; the affected ones are marked."""
+def classes(metrics: pd.DataFrame, late: Collection[str], clock: Clock) -> Panel | None:
+    """F1 of each class at the end and over time; late classes are marked."""
     names = [c for c in map(str, metrics) if c.startswith("f1_") and _has(metrics, c)]
     if not names:
         return None
     last = metrics.iloc[-1]
     views = []
-    word, title, x = _axes(metrics, clock)[0]
+    axis, title, x = _axes(metrics, clock)[0]
     bars = [
-        Series(label, [_class(c, affected) for c in some], [last[c] for c in some], "bar", colour=k)
+        Series(label, [_class(c, late) for c in some], [last[c] for c in some], "bar", colour=k)
         for label, some, k in (
-            ("other classes", [c for c in names if c[3:] not in affected], 0),
-            ("affected classes", [c for c in names if c[3:] in affected], ORANGE),
+            ("other classes", [c for c in names if c[3:] not in late], 0),
+            ("late classes", [c for c in names if c[3:] in late], ORANGE),
         )
         if some
     ]
     views.append(View("at the end", "class", "F1", bars, unit_share=True))
     if len(metrics) > 1:
         lines = [
-            curve(_class(c, affected), x, list(metrics[c]), dash=2 if c[3:] in affected else None)
+            curve(_class(c, late), x, list(metrics[c]), dash=2 if c[3:] in late else None)
             for c in names
         ]
-        views.append(View(f"over {word}", title, "F1", lines, unit_share=True))
-    about = "F1 on the central test set."
-    if affected:
-        about += " Affected classes are those that the late devices hold (fleet.late.classes)."
+        views.append(View(f"over {axis}", title, "F1", lines, unit_share=True))
+    about = f"F1 on the central test set.{LATE_CLASSES if late else ''}"
     return Panel("classes", "F1 by class", about, views)
 
 
 def learning_of_all(runs: Runs, clock: Clock) -> Panel:
-    """The curves of a comparison: the mean over seeds as a line, their range as a band."""
+    """Learning curves of every strategy: mean over seeds as a line, range as a band."""
     views = []
     first = next(iter(runs.values()))[0]
     for column, name in SHARES.items():
         if not all(_has(run, column) for some in runs.values() for run in some):
             continue
-        for axis, (word, title, _) in zip(
+        for x, (axis, title, _) in zip(
             ("virtual_seconds", "updates"), _axes(first, clock), strict=True
         ):
             lines = [
-                _band(label, some, axis, column, clock if axis == "virtual_seconds" else None)
+                _band(label, some, x, column, clock if x == "virtual_seconds" else None)
                 for label, some in runs.items()
             ]
-            views.append(View(f"{name} over {word}", title, name, lines, unit_share=True))
+            views.append(View(f"{name} over {axis}", title, name, lines, unit_share=True))
     return Panel(
         "learning",
-        "How well each learns",
-        "On the central test set. Line: mean over seeds; band: from the lowest to the highest.",
+        "Learning curves",
+        "On the central test set. Line: mean over seeds; band: lowest to highest.",
         views,
     )
 
 
-def classes_of_all(runs: Runs, affected: Collection[str]) -> Panel | None:
-    """F1 of each class at the end, for every strategy."""
+def classes_of_all(runs: Runs, late: Collection[str]) -> Panel | None:
+    """F1 of each class at the end, mean and range over seeds, by strategy."""
     columns = [str(c) for c in next(iter(runs.values()))[0] if str(c).startswith("f1_")]
     series = []
     for label, some in runs.items():
@@ -97,7 +96,7 @@ def classes_of_all(runs: Runs, affected: Collection[str]) -> Panel | None:
         series.append(
             Series(
                 label,
-                [_class(c, affected) for c in columns],
+                [_class(c, late) for c in columns],
                 list(last.mean()),
                 "bar",
                 low=list(last.min()),
@@ -106,9 +105,10 @@ def classes_of_all(runs: Runs, affected: Collection[str]) -> Panel | None:
         )
     if not columns:
         return None
-    about = "At the end. Bar: mean over seeds; whisker: from the lowest to the highest."
-    if affected:
-        about += " Affected classes are those that the late devices hold."
+    about = (
+        "On the central test set at the end. Bar: mean over seeds; whisker: lowest to highest."
+        f"{LATE_CLASSES if late else ''}"
+    )
     view = View("at the end", "class", "F1", series, unit_share=True)
     return Panel("classes", "F1 by class", about, [view])
 
@@ -145,9 +145,9 @@ def _band(
     return curve(label, x, mean, list(aligned.min(axis=1)), list(aligned.max(axis=1)))
 
 
-def _class(column: str, affected: Collection[str]) -> str:
+def _class(column: str, late: Collection[str]) -> str:
     name = column.removeprefix("f1_")
-    return f"{name} (affected)" if name in affected else name
+    return f"{name} (late class)" if name in late else name
 
 
 def _has(metrics: pd.DataFrame, column: str) -> bool:

@@ -1,4 +1,4 @@
-"""One file that holds everything: the page, its data and the chart library. It asks no network."""
+"""report.html as one file: page, data and chart library; it makes no network requests."""
 
 import html
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from latecomer.study.view.panels import Document
 
 SCRIPTS = ("plotly-basic.min.js", "lanes.js", "charts.js", "page.js")
-# What the report may do: run what is in it. It can neither load nor send anything.
+# Inline scripts and styles only: the report can neither load nor send anything.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
     " img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -18,12 +18,12 @@ POLICY = (
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file of the front end."""
+    """The text of a file in assets/."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 def report_page(document: Document) -> str:
-    """A self-contained page."""
+    """The document as one self-contained HTML page."""
     data = document.to_json()
     scripts = "\n".join(f"<script>{asset(name)}</script>" for name in SCRIPTS)
     facts = "".join(f"<li>{html.escape(n)}: {html.escape(v)}</li>" for n, v in data["facts"])
@@ -43,6 +43,6 @@ def report_page(document: Document) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that no text in it can end early."""
+    """JSON that can stand in a `<script>`: `<` and line separators are escaped."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

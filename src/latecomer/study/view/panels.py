@@ -1,7 +1,7 @@
-"""The vocabulary of charts: plain data that the page draws with Plotly, and papers with matplotlib.
+"""Charts and tables as plain data, drawn by the page (Plotly) or by figures.py (matplotlib).
 
-A panel answers one question. It has one or more views (over time, over updates), and a view has
-series. Tables and text alternatives are made from the same data where they are drawn.
+A document has panels, a panel has one or more views (over time, over updates), a view has series.
+The page makes its data tables and text alternatives from the same series.
 """
 
 from base64 import b64encode
@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kind = Literal["line", "step", "bar", "dots", "area"]
-MOST_POINTS = 800  # of a curve; more cannot be told apart on a screen
+MAX_POINTS = 800  # of a curve; more cannot be distinguished on a screen
 
-# Okabe and Ito's palette without its yellow, which is hard to see on white: distinguishable for
-# colour-blind readers. From the ninth series on, dashes tell them apart.
+# Okabe and Ito's palette for colour-blind readers, without yellow, which is hard to see on white.
+# From the ninth series on, lines are dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#7A7A7A")
-ORANGE = 1  # of what is late, affected or spent
+ORANGE = 1  # index in COLOURS for late devices, late classes and spent budgets
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line, set of bars, dots or area; `low` and `high` are its spread."""
+    """One line, set of bars, dots or area; `low` and `high` are the ends of its error bars."""
 
     name: str
     x: Sequence[Any]
@@ -32,14 +32,14 @@ class Series:
     kind: Kind = "line"
     low: Sequence[Any] | None = None
     high: Sequence[Any] | None = None
-    colour: int | None = None  # in COLOURS; None: its place among the series
+    colour: int | None = None  # index in COLOURS; None: the index of the series
     dash: int | None = None
     size: int = 6  # of dots
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line (or a level, if `level`) with a word beside it."""
+    """A labelled line at x = `at`, or at y = `at` if `level`."""
 
     at: float
     label: str
@@ -48,7 +48,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class State:
-    """A state of a lane: its colour, and whether it is a thin line beside what else goes on."""
+    """A state of a device in a lane; a `thin` one is drawn above the others, which it overlaps."""
 
     name: str
     colour: str
@@ -57,7 +57,7 @@ class State:
 
 @dataclass(frozen=True)
 class Lanes:
-    """One lane per device; spans of lane k are those from `offsets[k]` to `offsets[k + 1]`."""
+    """Spans of states, one lane per device; lane k has the spans `offsets[k]:offsets[k + 1]`."""
 
     labels: Sequence[str]
     late: Sequence[bool]
@@ -83,7 +83,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class View:
-    """One way to look at a panel."""
+    """One chart: series or lanes, with axis titles."""
 
     name: str
     x_title: str
@@ -92,7 +92,7 @@ class View:
     marks: Sequence[Mark] = ()
     unit_share: bool = False  # y runs from 0 to 1
     stacked: bool = False
-    log_x: bool = False  # 0 has a place of its own, left of 1
+    log_x: bool = False  # with 0 drawn left of 1
     lanes: Lanes | None = None
     note: str = ""
 
@@ -119,7 +119,7 @@ class View:
 
 @dataclass(frozen=True)
 class Panel:
-    """One question, with what a reader needs to know to read the answer."""
+    """A titled chart with one or more views; `about` explains how to read it."""
 
     id: str
     title: str
@@ -133,7 +133,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table that can be long: one list per column."""
+    """A table with paging, sorting and search: column name -> values."""
 
     id: str
     title: str
@@ -147,7 +147,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Document:
-    """All that is shown of a run or a comparison."""
+    """Everything on the page of a run or a comparison; `facts` are its headline numbers."""
 
     title: str
     subtitle: str
@@ -170,7 +170,7 @@ class Document:
 
 
 def short(value: Any) -> Any:
-    """A number with the digits that a chart can show; None for what is no number."""
+    """A number rounded to 5 significant digits; None for nan and infinity."""
     if value is None or isinstance(value, str | bool | int):
         return value
     number = float(value)
@@ -181,11 +181,11 @@ def short(value: Any) -> Any:
 
 
 def thinned(*columns: Sequence[Any]) -> list[list[Any]]:
-    """At most MOST_POINTS rows, evenly picked; the first and the last are always there."""
+    """At most MAX_POINTS rows, evenly picked, including the first and the last."""
     length = len(columns[0])
-    if length <= MOST_POINTS:
+    if length <= MAX_POINTS:
         return [list(column) for column in columns]
-    picked = np.unique(np.linspace(0, length - 1, MOST_POINTS).round().astype(int))
+    picked = np.unique(np.linspace(0, length - 1, MAX_POINTS).round().astype(int))
     return [[column[i] for i in picked] for column in columns]
 
 
@@ -197,7 +197,7 @@ def curve(
     high: Sequence[Any] | None = None,
     dash: int | None = None,
 ) -> Series:
-    """A line of at most MOST_POINTS points."""
+    """A line of at most MAX_POINTS points."""
     if low is None or high is None:
         x, y = thinned(x, y)
         return Series(name, x, y, dash=dash)
@@ -206,7 +206,7 @@ def curve(
 
 
 def without_empty(panels: Iterable[Panel | None]) -> list[Panel]:
-    """Only what has something to show."""
+    """The panels that have a view."""
     return [p for p in panels if p is not None and p.views]
 
 

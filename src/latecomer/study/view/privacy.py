@@ -1,4 +1,4 @@
-"""Privacy spent: epsilon of each device, and over time."""
+"""Privacy budget spent: epsilon of each device, and its mean and maximum over time."""
 
 from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
@@ -6,13 +6,13 @@ from latecomer.study.view.panels import ORANGE, Mark, Panel, Series, View, thinn
 
 
 def privacy(history: History, budget: float, clock: Clock) -> Panel | None:
-    """None for a run that does not count epsilon."""
+    """None for a run without differential privacy; `budget` 0: no limit."""
     if not history.spent:
         return None
     marks = [Mark(budget, "budget", level=True)] if budget > 0 else []
     order = sorted(history.spent, key=lambda device: (-history.spent[device], device))
     groups = (
-        ("still taking tasks", [d for d in order if d not in history.retired], 0),
+        ("budget left", [d for d in order if d not in history.retired], 0),
         ("budget spent", [d for d in order if d in history.retired], ORANGE),
     )
     place = {device: k + 1 for k, device in enumerate(order)}
@@ -27,15 +27,15 @@ def privacy(history: History, budget: float, clock: Clock) -> Panel | None:
     ]
     return Panel(
         "privacy",
-        "Privacy spent",
-        "Epsilon that each device has released so far, by its own ledger; a device whose budget is"
-        " spent gets no more tasks.",
+        "Privacy budget spent",
+        "Total epsilon of each device, by its own ledger. A device whose budget is spent gets no"
+        " more tasks.",
         views,
     )
 
 
 def _over_time(history: History, clock: Clock) -> list[Series]:
-    """Mean over the devices that have released anything, and the largest."""
+    """Mean epsilon over the devices that have sent an update, and the largest."""
     spent: dict[int, float] = {}
     total, largest = 0.0, 0.0
     means, tops = [], []

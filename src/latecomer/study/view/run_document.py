@@ -10,23 +10,22 @@ import pandas as pd
 from latecomer import __version__
 from latecomer.errors import BadInput
 from latecomer.study.results import Result, read_json
-from latecomer.study.terminal import repairs as repairs_text
-from latecomer.study.terminal import span
+from latecomer.study.terminal import compensation_text, span
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
-from latecomer.study.view.compensation import repairs
+from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import device_accuracy, device_table, widths
 from latecomer.study.view.history import History
 from latecomer.study.view.learning import classes, learning
 from latecomer.study.view.panels import Document, without_empty
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.staleness import staleness
-from latecomer.study.view.timeline import MOST_SPANS, Fleet, timeline
+from latecomer.study.view.timeline import MAX_SPANS, Fleet, timeline
 from latecomer.study.view.traffic import traffic, unit_for
 
 
-def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) -> Document:
-    """Everything there is to show of a run; `most_spans` bounds the size of its timeline."""
+def run_document(run: Result, history: History, max_spans: int = MAX_SPANS) -> Document:
+    """All panels and tables of a run; `max_spans` bounds the size of its timeline."""
     metrics, summary = run.metrics, summary_of(run)
     config, fleet = config_of(run), fleet_of(run.folder)
     devices = devices_of(run.folder)
@@ -36,10 +35,10 @@ def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) ->
     panels = without_empty(
         (
             learning(metrics, clock) if len(metrics) else None,
-            classes(metrics, affected_classes(run.folder), clock),
-            timeline(history, fleet, clock, most_spans),
+            classes(metrics, late_classes(run.folder), clock),
+            timeline(history, fleet, clock, max_spans),
             staleness(history),
-            repairs(history, clock),
+            compensation(history, clock),
             clusters(history, clock),
             privacy(history, budget, clock),
             traffic(history, clock),
@@ -54,18 +53,20 @@ def run_document(run: Result, history: History, most_spans: int = MOST_SPANS) ->
         facts=_facts(metrics, history, summary),
         panels=panels,
         tables=[table] if table else [],
-        texts={"Run it again": _command(config), "Config": run.config} if run.config else {},
+        texts={"Command to reproduce": _command(config), "Config": run.config}
+        if run.config
+        else {},
         notes=[*(summary or {}).get("notes", []), *(summary or {}).get("warnings", [])],
     )
 
 
 def summary_of(run: Result) -> dict[str, Any] | None:
-    """What stands at the end of a run; None while it is going on."""
+    """The contents of summary.json; None before the run has finished."""
     return run.summary if (run.folder / "summary.json").is_file() else None
 
 
 def fleet_of(folder: Path) -> Fleet:
-    """Who is late and when devices are reachable, as far as the files tell."""
+    """Late devices, availability windows and widths from fleet.json; empty where it is missing."""
     path = folder / "fleet.json"
     if path.is_file():
         found = read_json(path)
@@ -83,12 +84,14 @@ def fleet_of(folder: Path) -> Fleet:
     return Fleet(0, frozenset(late), {})
 
 
-def affected_classes(folder: Path) -> list[str]:
+def late_classes(folder: Path) -> list[str]:
+    """Names of the classes in `fleet.late.classes`."""
     path = folder / "fleet.json"
     return [str(name) for name in read_json(path).get("affected", [])] if path.is_file() else []
 
 
 def devices_of(folder: Path) -> pd.DataFrame | None:
+    """devices.csv; None if there is none yet."""
     path = folder / "devices.csv"
     if not path.is_file():
         return None
@@ -102,7 +105,7 @@ def devices_of(folder: Path) -> pd.DataFrame | None:
 
 
 def config_of(run: Result) -> dict[str, Any]:
-    """The config as a tree; empty if somebody has broken it, for its text is shown anyway."""
+    """The config as a tree; empty if it is not valid TOML: the page shows its text anyway."""
     try:
         return tomllib.loads(run.config)
     except tomllib.TOMLDecodeError:
@@ -110,7 +113,7 @@ def config_of(run: Result) -> dict[str, Any]:
 
 
 def budget_of(config: Mapping[str, Any]) -> float:
-    """What a device may spend; 0 for any: an epsilon of single releases is no budget."""
+    """Epsilon that a device may spend in the whole run; 0: no limit."""
     privacy = config.get("privacy", {})
     found = privacy.get("budget", 0.0)
     if not found and privacy.get("mode") == "whole-run":
@@ -131,7 +134,7 @@ def _subtitle(config: Mapping[str, Any], history: History) -> str:
         parts.append(str(model))
     fleet = config.get("fleet", {})
     if devices := fleet.get("devices") or len(history.devices):
-        kind = "real ones" if history.names else fleet.get("profile", "fleet")
+        kind = "deployed" if history.names else fleet.get("profile", "fleet")
         parts.append(f"{devices:,} devices ({kind})")
     if "seed" in config:
         parts.append(f"seed {config['seed']}")
@@ -141,14 +144,14 @@ def _subtitle(config: Mapping[str, Any], history: History) -> str:
 def _facts(
     metrics: pd.DataFrame, history: History, summary: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    # A deployed server may not evaluate: then the log knows all there is to know.
-    told = {"updates": sum(history.updates.values()), "virtual_seconds": history.now}
-    last = metrics.iloc[-1] if len(metrics) else pd.Series(told)
+    # A deployed server may not evaluate: then only the log has numbers.
+    logged = {"updates": sum(history.updates.values()), "virtual_seconds": history.now}
+    last = metrics.iloc[-1] if len(metrics) else pd.Series(logged)
     facts = {
         "accuracy": _share(last.get("accuracy")),
         "balanced accuracy": _share(last.get("balanced_accuracy")),
         "macro-F1": _share(last.get("macro_f1")),
-        "affected classes": _share(last.get("accuracy_affected")),
+        "late-class accuracy": _share(last.get("accuracy_affected")),
     }
     arrivals = sum(history.staleness.values())
     if arrivals:
@@ -161,14 +164,14 @@ def _facts(
     if max(sums):
         facts["sent up / down"] = f"{sums[0] / size:.3g} / {sums[1] / size:.3g} {unit}"
     if summary is not None:
-        own = summary["client_accuracy"]
+        local = summary["client_accuracy"]
         facts |= {
-            "on the devices": _share(own["mean"]),
-            "worst device": _share(own["worst"]),
-            "late devices": _share(own["late_mean"]),
-            "repaired": repairs_text(summary),
+            "local test accuracy": _share(local["mean"]),
+            "local, worst device": _share(local["worst"]),
+            "local, late devices": _share(local["late_mean"]),
+            "compensated updates": compensation_text(summary),
             "epsilon, largest": _share((summary.get("epsilon") or {}).get("max")),
-            "models at the end": str((summary.get("clusters") or {}).get("final", "-")),
+            "clusters at the end": str((summary.get("clusters") or {}).get("final", "-")),
             "wall time": span(summary["wall_seconds"]),
         }
     else:
@@ -183,14 +186,14 @@ def _share(value: Any) -> str:
 
 
 def _command(config: Mapping[str, Any]) -> str:
-    # A strategy built from parts in Python stands there by a name that no recipe has.
+    # The config of a strategy that was built from parts in Python has a name without a recipe.
     from latecomer.strategies.recipe import recipes
 
     name = str(config.get("strategy", {}).get("name", ""))
     if name and ":" not in name and name not in recipes():
         return f"# latecomer {__version__}\n# {name} was built from parts in Python: latecomer.run"
     return (
-        f"# latecomer {__version__}; config.toml lies beside this page, and below\n"
-        "# a relative data.path in it is relative to where you run this\n"
+        f"# latecomer {__version__}; config.toml is beside this page and below\n"
+        "# a relative data.path in it is relative to the working directory\n"
         "latecomer run config.toml --out again"
     )

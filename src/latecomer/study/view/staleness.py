@@ -1,4 +1,4 @@
-"""How stale updates are when they arrive, and what weight they are given."""
+"""Staleness of arriving updates: distribution, and aggregation weight by staleness."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,11 @@ import numpy as np
 from latecomer.study.view.history import History
 from latecomer.study.view.panels import Panel, Series, View
 
-MOST_BARS = 60
+MAX_BARS = 60
 
 
 def staleness(history: History) -> Panel | None:
-    """The distribution in one run, and weights over staleness."""
+    """Histogram of staleness in one run, and the mean weight by staleness."""
     if not history.staleness:
         return None
     views = [
@@ -23,48 +23,48 @@ def staleness(history: History) -> Panel | None:
         )
     ]
     if (weights := _weights("weight", history)) is not None:
-        views.append(View("weight given", "staleness (commits)", "weight", [weights]))
+        views.append(View("weight", "staleness (commits)", "weight", [weights]))
     return Panel(
         "staleness",
-        "How stale updates are, and what they count",
-        "Staleness is the number of commits since the version an update was trained from. Weight is"
-        " what the strategy gave; the band runs from the smallest to the largest.",
+        "Staleness and weight of updates",
+        "Staleness: commits since the model version that the update was trained from. Weight: the"
+        " strategy's aggregation weight; line: mean; band: smallest to largest.",
         views,
     )
 
 
 def staleness_of_all(histories: Mapping[str, History]) -> Panel | None:
-    """For a comparison: the share of updates that are at most so stale, one line per strategy."""
+    """Cumulative distribution of staleness and relative mean weight, one line per strategy."""
     some = {label: h for label, h in histories.items() if h.staleness}
     if not some:
         return None
     longest = max(max(h.staleness) for h in some.values())
     lines = [Series(label, *_up_to(h.staleness, longest), "step") for label, h in some.items()]
     x_title = "staleness (commits)"
-    far = longest > 100
-    views = [View("share up to", x_title, "share of updates", lines, unit_share=True, log_x=far)]
+    log = longest > 100
+    views = [View("cumulative", x_title, "share of updates", lines, unit_share=True, log_x=log)]
     weights = [
         found
         for label, h in some.items()
         if (found := _weights(label, h, relative=True)) is not None
     ]
     if weights:
-        y_title = "part of the largest"
-        views.append(View("weight given", x_title, y_title, weights, unit_share=True, log_x=far))
+        y_title = "mean weight / largest"
+        views.append(View("weight", x_title, y_title, weights, unit_share=True, log_x=log))
     return Panel(
         "staleness",
-        "How stale updates are, and what they count",
-        "First seed of each strategy. Share of updates at most so stale; and mean weight given, as"
-        " a part of the strategy's largest.",
+        "Staleness and weight of updates",
+        "First seed of each strategy. Cumulative: share of updates with at most this staleness."
+        " Weight: mean aggregation weight relative to the strategy's largest.",
         views,
     )
 
 
 def _histogram(counts: Mapping[int, int]) -> tuple[list[object], list[int]]:
     top = max(counts)
-    if top < MOST_BARS:
+    if top < MAX_BARS:
         return list(range(top + 1)), [counts.get(s, 0) for s in range(top + 1)]
-    width = -(-(top + 1) // MOST_BARS)
+    width = -(-(top + 1) // MAX_BARS)
     bins = [0] * (top // width + 1)
     for value, count in counts.items():
         bins[value // width] += count
@@ -80,13 +80,16 @@ def _up_to(counts: Mapping[int, int], longest: int) -> tuple[list[float], list[f
 
 
 def _weights(name: str, history: History, relative: bool = False) -> Series | None:
-    """Mean weight by staleness, in at most MOST_BARS steps; the spread is its range."""
-    stale, weight = np.array(history.weighed[0]), np.array(history.weighed[1])
+    """Mean weight by staleness with its range, in at most MAX_BARS bins."""
+    stale, weight = (
+        np.array(history.weight_by_staleness[0]),
+        np.array(history.weight_by_staleness[1]),
+    )
     finite = np.isfinite(weight)
     stale, weight = stale[finite], weight[finite]
     if not len(stale):
         return None
-    width = max(1, -(-(int(stale.max()) + 1) // MOST_BARS))
+    width = max(1, -(-(int(stale.max()) + 1) // MAX_BARS))
     bins = stale // width
     x, y, low, high = [], [], [], []
     for b in np.unique(bins).tolist():

@@ -1,4 +1,4 @@
-"""What every device does when: lanes for devices, and shares of the whole fleet."""
+"""Device activity over time: one lane per device, and the share of the fleet in each state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import End, History
 from latecomer.study.view.panels import Lanes, Panel, Series, State, View
 
-DOWNLOAD, TRAINING, UPLOAD, LATE, LOST, OFFLINE, AT_WORK, OPEN = range(8)
+DOWNLOAD, TRAINING, UPLOAD, LATE, LOST, OFFLINE, WORKING, OPEN = range(8)
 STATES = (
     State("download", "#56B4E9"),
     State("training", "#0072B2"),
     State("upload", "#009E73"),
-    State("late, on its way", "#D55E00", thin=True),
+    State("late upload in flight", "#D55E00", thin=True),
     State("lost", "#CC79A7"),
     State("offline", "#7A7A7A"),
-    State("at work", "#0072B2"),  # in a log that does not tell more
-    State("task not back yet", "#E69F00"),
+    State("working", "#0072B2"),  # the log has no phases of the task
+    State("no reply yet", "#E69F00"),
 )
-# In the order of a stack, the place of each state's colour in the palette.
+# State -> its index in COLOURS, in stacking order.
 STATE_COLOURS = {
     TRAINING: 0,
-    AT_WORK: 0,
+    WORKING: 0,
     OPEN: 4,
     DOWNLOAD: 6,
     UPLOAD: 2,
@@ -34,24 +34,24 @@ STATE_COLOURS = {
     LOST: 3,
     OFFLINE: 7,
 }
-MOST_SPANS = 100_000  # about a megabyte of the page
+MAX_SPANS = 100_000  # about a megabyte of the page
 SAMPLES = 160
 Windows = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What fleet.json says of the devices."""
+    """The contents of fleet.json: late devices, availability windows, declared widths."""
 
     devices: int
     late: frozenset[int]
     windows: Mapping[int, tuple[float, Windows]]  # device -> period, windows
-    widths: Mapping[int, float] = field(default_factory=dict)  # device -> what it declares
+    widths: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Columns of equal length."""
+    """Time spans in which a device was in a state; times in virtual seconds."""
 
     device: NDArray[np.int64]
     state: NDArray[np.uint8]
@@ -63,41 +63,41 @@ class Spans:
 
 
 def timeline(
-    history: History, fleet: Fleet, clock: Clock, most_spans: int = MOST_SPANS
+    history: History, fleet: Fleet, clock: Clock, max_spans: int = MAX_SPANS
 ) -> Panel | None:
-    """The fleet over time; None before the first task has ended."""
+    """Device activity over virtual time; None before the first task has ended."""
     horizon = history.now
     if horizon <= 0 or not len(history.tasks):
         return None
     spans = spans_of(history, fleet)
     devices = devices_in(history, fleet)
     shares, late = _shares(spans, devices, horizon, clock)
-    shown = _chosen(spans, devices, fleet, most_spans)
+    shown = _chosen(spans, devices, fleet, max_spans)
     lanes = _lanes(spans, shown, fleet, clock)
-    notes = ["Late devices come first."] if fleet.late else []
+    notes = ["Late devices are listed first."] if fleet.late else []
     if len(shown) < len(devices):
-        notes.append(f"{len(shown):,} of {len(devices):,} devices have a lane; shares count all.")
+        notes.append(f"{len(shown):,} of {len(devices):,} devices are shown; shares count all.")
     views = [
         View("by device", clock.title, "device", lanes=lanes, note=" ".join(notes)),
         View("share of the fleet", clock.title, "share", shares, unit_share=True, stacked=True),
     ]
     if late is not None:
-        views.append(View("late uploads under way", clock.title, "uploads", [late]))
+        views.append(View("late uploads in flight", clock.title, "uploads", [late]))
     return Panel(
         "timeline",
-        "What the devices do",
-        "What is blank is waiting. Work pauses while a device is offline.",
+        "Device activity",
+        "Blank: idle. Work pauses while a device is offline.",
         views,
     )
 
 
 def devices_in(history: History, fleet: Fleet) -> list[int]:
-    """Whoever has been given a task, or was out of reach for one."""
+    """The devices that have received a task or have times offline."""
     return sorted(history.devices | set(fleet.windows))
 
 
 def spans_of(history: History, fleet: Fleet) -> Spans:
-    """Everything that lasted, of all devices; open tasks last until now."""
+    """Spans of all devices; open tasks last until the last event."""
     tasks = history.tasks
     device = np.array(tasks.device, dtype=np.int64)
     sent, ended = np.array(tasks.sent), np.array(tasks.ended)
@@ -105,11 +105,14 @@ def spans_of(history: History, fleet: Fleet) -> Spans:
     parts: list[Spans] = []
 
     def add(
-        who: NDArray[np.int64], state: int, start: NDArray[np.float64], stop: NDArray[np.float64]
+        devices: NDArray[np.int64],
+        state: int,
+        start: NDArray[np.float64],
+        stop: NDArray[np.float64],
     ) -> None:
-        lasting = stop > start
-        kind = np.full(int(lasting.sum()), state, dtype=np.uint8)
-        parts.append(Spans(who[lasting], kind, start[lasting], stop[lasting]))
+        positive = stop > start
+        states = np.full(int(positive.sum()), state, dtype=np.uint8)
+        parts.append(Spans(devices[positive], states, start[positive], stop[positive]))
 
     known = np.isfinite(np.array(tasks.spans[0])) & (end != End.LOST)
     begin = sent[known]
@@ -117,16 +120,16 @@ def spans_of(history: History, fleet: Fleet) -> Spans:
         stop = begin + np.array(seconds)[known]
         add(device[known], state, begin, np.minimum(stop, ended[known]))
         begin = stop
-    # Rounding in the log must not make anybody late.
+    # A difference within the log's rounding is not lateness.
     late = ended[known] - begin > 1e-4 * np.maximum(1.0, ended[known] - sent[known])
     add(device[known][late], LATE, begin[late], ended[known][late])
     lost = end == End.LOST
     add(device[lost], LOST, sent[lost], ended[lost])
     plain = ~known & ~lost
-    add(device[plain], AT_WORK, sent[plain], ended[plain])
+    add(device[plain], WORKING, sent[plain], ended[plain])
     if history.open:
-        who, since = zip(*history.open.values(), strict=True)
-        busy = np.array(who, dtype=np.int64)
+        open_devices, since = zip(*history.open.values(), strict=True)
+        busy = np.array(open_devices, dtype=np.int64)
         add(busy, OPEN, np.array(since, dtype=float), np.full(len(busy), history.now))
     parts.append(_offline(devices_in(history, fleet), fleet, history.now))
     return Spans(
@@ -138,7 +141,7 @@ def spans_of(history: History, fleet: Fleet) -> Spans:
 
 
 def _offline(devices: Sequence[int], fleet: Fleet, horizon: float) -> Spans:
-    who: list[int] = []
+    offline: list[int] = []
     start: list[float] = []
     end: list[float] = []
     for device in devices:
@@ -146,31 +149,31 @@ def _offline(devices: Sequence[int], fleet: Fleet, horizon: float) -> Spans:
             continue
         period, windows = fleet.windows[device]
         at = 0.0
-        while at < horizon and len(who) < 10 * MOST_SPANS:
+        while at < horizon and len(offline) < 10 * MAX_SPANS:
             opens = next_open(windows, period, at)
             if opens > at:
-                who.append(device)
+                offline.append(device)
                 start.append(at)
                 end.append(min(opens, horizon))
             at = close_after(windows, period, opens)
             if not isfinite(at):
                 break
-    state = np.full(len(who), OFFLINE, dtype=np.uint8)
-    return Spans(np.array(who, dtype=np.int64), state, np.array(start), np.array(end))
+    state = np.full(len(offline), OFFLINE, dtype=np.uint8)
+    return Spans(np.array(offline, dtype=np.int64), state, np.array(start), np.array(end))
 
 
 def state_shares(spans: Spans, devices: Sequence[int], horizon: float) -> NDArray[np.float64]:
-    """(samples, states) share of the devices in each state, at evenly spread moments.
+    """(samples, states) share of the devices in each state, at SAMPLES evenly spaced times.
 
-    A device counts once: offline before at work before lost before merely waiting for a late
-    upload to arrive.
+    A device counts in one state; if several overlap, in this order: offline, working, lost, late
+    upload in flight.
     """
     rank = {device: k for k, device in enumerate(devices)}
     row = np.array([rank[d] for d in spans.device.tolist()], dtype=np.int64)
     times = (np.arange(SAMPLES) + 0.5) * horizon / SAMPLES
     first, stop = np.searchsorted(times, spans.start), np.searchsorted(times, spans.end)
     grid = np.full((len(devices), SAMPLES), len(STATES), dtype=np.uint8)
-    for state in (LATE, LOST, OPEN, AT_WORK, DOWNLOAD, TRAINING, UPLOAD, OFFLINE):
+    for state in (LATE, LOST, OPEN, WORKING, DOWNLOAD, TRAINING, UPLOAD, OFFLINE):
         chosen = np.flatnonzero((spans.state == state) & (stop > first))
         single = chosen[stop[chosen] - first[chosen] == 1]
         grid[row[single], first[single]] = state
@@ -194,10 +197,10 @@ def _shares(
     if not len(late.start):
         return shares, None
     times = (np.arange(SAMPLES) + 0.5) * horizon / SAMPLES
-    under_way = np.searchsorted(np.sort(late.start), times) - np.searchsorted(
+    in_flight = np.searchsorted(np.sort(late.start), times) - np.searchsorted(
         np.sort(late.end), times
     )
-    return shares, Series("late uploads", x, under_way.tolist(), "step", colour=1)
+    return shares, Series("late uploads", x, in_flight.tolist(), "step", colour=1)
 
 
 def _lanes(spans: Spans, shown: list[int], fleet: Fleet, clock: Clock) -> Lanes:
@@ -220,8 +223,8 @@ def _lanes(spans: Spans, shown: list[int], fleet: Fleet, clock: Clock) -> Lanes:
     )
 
 
-def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet, most: int) -> list[int]:
-    """Late devices first, then the others; if all are too many, others are picked evenly."""
+def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet, max_spans: int) -> list[int]:
+    """Late devices, then the others; an even sample of them if there are over `max_spans` spans."""
     late = [d for d in devices if d in fleet.late]
     others = [d for d in devices if d not in fleet.late]
     ids, counts = np.unique(spans.device, return_counts=True)
@@ -230,12 +233,12 @@ def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet, most: int) -> li
     total = 0
     for device in late:
         total += size.get(device, 0)
-        if total > most and kept:
+        if total > max_spans and kept:
             return kept
         kept.append(device)
     needed = sum(size.get(d, 0) for d in others)
-    if total + needed > most:
-        count = max(1, int(len(others) * (most - total) / max(1, needed)))
+    if total + needed > max_spans:
+        count = max(1, int(len(others) * (max_spans - total) / max(1, needed)))
         picked = np.unique(np.linspace(0, len(others) - 1, count).round().astype(int))
         others = [others[i] for i in picked.tolist()]
     return [*kept, *others]

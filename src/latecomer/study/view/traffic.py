@@ -1,4 +1,4 @@
-"""Bytes up and down: over time, and at their peak."""
+"""Network traffic: bytes up and down in total and per second of virtual time."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def traffic(history: History, clock: Clock) -> Panel | None:
-    """What went over the network of one run."""
+    """Uploaded and downloaded bytes of one run over virtual time."""
     horizon = history.now
     if horizon <= 0 or not len(history.down[0]):
         return None
     moved = {
-        "up, from the devices": _per_bin(history.up, horizon),
-        "down, to the devices": _per_bin(history.down, horizon),
+        "upload": _per_bin(history.up, horizon),
+        "download": _per_bin(history.down, horizon),
     }
     unit, size = unit_for(max(float(b.sum()) for b in moved.values()))
     edges = clock.each(np.linspace(0, horizon, BINS + 1).tolist())
@@ -33,20 +33,20 @@ def traffic(history: History, clock: Clock) -> Panel | None:
     rates, peaks = [], []
     for name, b in per_second.items():
         rates.append(Series(name, edges[:-1], (b / rate_size).tolist(), "step"))
-        top = float(b.max() / rate_size)
-        peaks.append(f"{name.split(',')[0]} {top:.3g} {rate_unit}/s")
+        peaks.append(f"{name} {b.max() / rate_size:.3g} {rate_unit}/s")
     return Panel(
         "traffic",
-        "What goes over the network",
-        "All tasks sent and all updates that came in, refused ones too.",
+        "Network traffic",
+        "Upload: updates received from devices, refused ones included. Download: models sent to"
+        " devices.",
         [
-            View("in all", clock.title, unit, total),
+            View("total", clock.title, unit, total),
             View(
                 "per second",
                 clock.title,
                 f"{rate_unit}/s",
                 rates,
-                note=f"Mean of each {clock(horizon / BINS):.3g} {clock.unit}. Peaks:"
+                note=f"Means over {clock(horizon / BINS):.3g} {clock.unit}. Peaks:"
                 f" {', '.join(peaks)}.",
             ),
         ],
@@ -54,7 +54,7 @@ def traffic(history: History, clock: Clock) -> Panel | None:
 
 
 def traffic_of_all(up: Mapping[str, Sequence[float]], down: Mapping[str, Sequence[float]]) -> Panel:
-    """Bytes of every strategy, over its seeds."""
+    """Bytes of a whole run, mean and range over seeds, by strategy."""
     unit, size = unit_for(max(max(v) for some in (up, down) for v in some.values()))
     series = [
         Series(
@@ -65,19 +65,20 @@ def traffic_of_all(up: Mapping[str, Sequence[float]], down: Mapping[str, Sequenc
             low=[min(v) / size for v in some.values()],
             high=[max(v) / size for v in some.values()],
         )
-        for name, some in (("up, from the devices", up), ("down, to the devices", down))
+        for name, some in (("upload", up), ("download", down))
     ]
-    view = View("in all", "strategy", unit, series)
+    view = View("total", "strategy", unit, series)
     return Panel(
         "traffic",
-        "What goes over the network",
-        "In the whole run. Bar: mean over seeds; whisker: from the lowest to the highest.",
+        "Network traffic",
+        "Total of a run. Bar: mean over seeds; whisker: lowest to highest.",
         [view],
     )
 
 
-def unit_for(most: float) -> tuple[str, float]:
-    return next(((name, size) for name, size in UNITS if most >= size), ("bytes", 1.0))
+def unit_for(largest: float) -> tuple[str, float]:
+    """The unit for values up to `largest` bytes: its name and its bytes."""
+    return next(((name, size) for name, size in UNITS if largest >= size), ("bytes", 1.0))
 
 
 def _per_bin(moved: tuple["array[float]", "array[int]"], horizon: float) -> NDArray[np.float64]:

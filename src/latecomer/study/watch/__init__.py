@@ -1,1 +1,1 @@
-"""The live page of a running or finished run."""
+"""`latecomer watch`: a web server with the live page of running and finished runs."""

@@ -1,4 +1,4 @@
-"""The live page: a handful of addresses, and a stream of documents that grow."""
+"""The web server of the live page: HTML, assets, list of runs, document stream, run control."""
 
 import asyncio
 import html
@@ -22,7 +22,7 @@ from latecomer.study.watch.starting import Starter
 POLL_SECONDS = 0.5
 PING_SECONDS = 15.0
 ASSETS = {"page.css": "text/css", **dict.fromkeys((*SCRIPTS, "live.js"), "text/javascript")}
-MOST_LOOKED_AT = 8
+MAX_STREAMED_RUNS = 8
 
 
 def live_app(
@@ -31,45 +31,45 @@ def live_app(
     token: str | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> App:
-    """The page of all runs in `root`; streams end when `ended` says so."""
+    """The live page of all runs in `root`; streams end when `ended()` is true."""
     starter = starter or Starter()
     gatherer = Gatherer(root, starter.state)
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gatherer.start()
         yield
         gatherer.stop()
 
-    app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def page() -> Response:
         return HTMLResponse(_page(root))
 
     def file(name: str) -> Response:
         if name not in ASSETS:
-            return Response("not here", status_code=404)
+            return Response("not found", status_code=404)
         return Response(asset(name), media_type=ASSETS[name])
 
     def runs() -> Response:
         return JSONResponse(_listed(gatherer, starter))
 
     async def stream(run: list[str] = Query(default=[])) -> Response:  # noqa: B008
-        known = [name for name in run if gatherer.folder(name)][:MOST_LOOKED_AT]
+        known = [name for name in run if gatherer.folder(name)][:MAX_STREAMED_RUNS]
         return StreamingResponse(
-            _events(gatherer, starter, known, ended), media_type="text/event-stream"
+            events(gatherer, starter, known, ended), media_type="text/event-stream"
         )
 
     async def act(request: Request) -> Response:
         try:
-            asked = json.loads(await request.body())
-            folder, wish = gatherer.folder(str(asked["run"])), str(asked["wish"])
+            body = json.loads(await request.body())
+            folder, action = gatherer.folder(str(body["run"])), str(body["action"])
         except (ValueError, KeyError, TypeError):
             return JSONResponse({"done": False}, status_code=400)
-        acts = {"pause": starter.pause, "continue": starter.go_on, "stop": starter.stop}
-        if folder is None or wish not in acts:
+        actions = {"pause": starter.pause, "continue": starter.resume, "stop": starter.stop}
+        if folder is None or action not in actions:
             return JSONResponse({"done": False}, status_code=404)
-        return JSONResponse({"done": acts[wish](folder)})
+        return JSONResponse({"done": actions[action](folder)})
 
     app.add_api_route("/", page, response_model=None)
     app.add_api_route("/assets/{name}", file, response_model=None)
@@ -79,44 +79,44 @@ def live_app(
     return Guard(app, token)
 
 
-async def _events(
+async def events(
     gatherer: Gatherer, starter: Starter, names: Sequence[str], ended: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """Server-sent events: the list of runs when it changes, a document when there is a new one."""
-    gatherer.want(names)
+    """Server-sent events: the list of runs when it changes, each new document of `names`."""
+    gatherer.add_viewers(names)
     try:
-        told, seen, quiet = "", dict.fromkeys(names, 0), 0.0
+        last_listed, seen, silent = "", dict.fromkeys(names, 0), 0.0
         while not ended():
             listed = json.dumps(await asyncio.to_thread(_listed, gatherer, starter))
-            if listed != told:
-                told = listed
+            if listed != last_listed:
+                last_listed = listed
                 yield f"event: runs\ndata: {listed}\n\n"
             for name in names:
                 version, document = gatherer.document(name)
                 if version > seen[name]:
-                    seen[name], quiet = version, 0.0
+                    seen[name], silent = version, 0.0
                     named = f'{{"name":{json.dumps(name)},"document":{document}}}'
                     yield f"event: run\ndata: {named}\n\n"
-            quiet += POLL_SECONDS
-            if quiet >= PING_SECONDS:
-                quiet = 0.0
-                yield ": still here\n\n"
+            silent += POLL_SECONDS
+            if silent >= PING_SECONDS:
+                silent = 0.0
+                yield ": ping\n\n"
             await asyncio.sleep(POLL_SECONDS)
     finally:
-        gatherer.want(names, -1)
+        gatherer.add_viewers(names, -1)
 
 
 def _listed(gatherer: Gatherer, starter: Starter) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in gatherer.states():
         folder = gatherer.folder(run["name"])
-        ours = starter.state(folder) if folder else None
-        wishes = {
+        state = starter.state(folder) if folder else None
+        actions = {
             "running": ["pause", "stop"],
             "paused": ["continue", "stop"],
-        }.get(ours or "", [])
-        reason = starter.reason(folder) if folder and ours == "failed" else ""
-        found.append({**run, "wishes": wishes, "reason": reason})
+        }.get(state or "", [])
+        reason = starter.reason(folder) if folder and state == "failed" else ""
+        found.append({**run, "actions": actions, "reason": reason})
     return found
 
 
@@ -137,26 +137,26 @@ def _page(root: Path) -> str:
 
 
 def listening(host: str, port: int | None) -> socket.socket:
-    """A socket on this address; without a port the usual one, or any if that is taken."""
+    """A socket on this address; without a port 8787, or a free one if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in (port,) if port is not None else (8787, 0):
         found = socket.socket(family)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
-            found.listen(64)  # whoever comes before the server is up waits
+            found.listen(64)  # connections wait until the server runs
         except (OSError, OverflowError) as error:
             found.close()
             problem = error
             continue
         return found
-    raise BadInput(f"--host {host} --port {port}: cannot listen there: {problem}")
+    raise BadInput(f"--host {host} --port {port}: cannot listen: {problem}")
 
 
 def serve(
     root: Path, starter: Starter, host: str, port: int | None
 ) -> tuple[Callable[[], None], str]:
-    """A server that is ready to run, and the address to open."""
+    """A function that runs the server, and the address to open in a browser."""
     token = None if is_loopback(host) else new_token()
     place = listening(host, port)
     number = place.getsockname()[1]

@@ -1,4 +1,4 @@
-"""`latecomer watch`: start what is asked for, serve the page, and end gently."""
+"""`latecomer watch`: starts runs, serves the live page, checkpoints the runs at exit."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -16,11 +16,11 @@ def watch(
     port: int | None,
     configs: Sequence[Path],
     settings: Sequence[str],
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> None:
-    """Serve until somebody ends it; runs started here end with a checkpoint."""
+    """Serves until interrupted; then stops the runs started here, with a checkpoint each."""
     if settings and not configs:
-        raise BadInput("--set changes what --start starts: give --start CONFIG too")
+        raise BadInput("--set applies to the runs of --start: give --start CONFIG too")
     if not configs and not folder.is_dir():
         raise BadInput(f"{folder}: no such folder")
     for config in configs:
@@ -38,19 +38,19 @@ def watch(
     run, address = serve(folder, starter, host, port)
     for config in configs:
         starter.start(config.resolve(), _free(folder.resolve(), config.stem), settings)
-    say(f"watching {folder}: {address}")
+    echo(f"watching {folder}: {address}")
     try:
         run()
     except KeyboardInterrupt:
         pass
     finally:
-        for ended in starter.end_all():
-            say(f"stopped; go on with `latecomer run --resume {ended}`")
+        for stopped in starter.stop_all():
+            echo(f"stopped; resume with `latecomer run --resume {stopped}`")
 
 
 def _make(folder: Path) -> None:
     if is_run(folder):
-        raise BadInput(f"{folder}: is a run itself; --start needs a folder for several")
+        raise BadInput(f"{folder}: is the folder of a run; --start needs one for several runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,7 +58,7 @@ def _make(folder: Path) -> None:
 
 
 def _free(folder: Path, name: str) -> Path:
-    """The first number that is free; made at once, so that the next one is another."""
+    """Creates `folder/NAME-k` with the smallest free k; returns its path."""
     number = 1
     while (path := folder / f"{name}-{number}").exists():
         number += 1

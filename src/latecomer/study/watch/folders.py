@@ -1,4 +1,4 @@
-"""Which runs lie in a folder, and which of their files may be read."""
+"""Finds the runs in a folder, without following links out of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +14,15 @@ ALLOWED = (
     "devices.csv",
 )
 DEPTH = 2
-MOST_RUNS = 200
+MAX_RUNS = 200
 
 
 def runs_in(root: Path) -> dict[str, Path]:
-    """Every run at or below `root`, by its name there. Nothing that a link leads out to."""
+    """Name -> folder of every run at or at most DEPTH levels below `root`."""
     base = root.resolve()
     found: dict[str, Path] = {}
     for folder in _folders(base, DEPTH):
-        if len(found) >= MOST_RUNS:
+        if len(found) >= MAX_RUNS:
             break
         if is_run(folder) and stays_inside(folder, base):
             name = folder.relative_to(base).as_posix()
@@ -31,15 +31,15 @@ def runs_in(root: Path) -> dict[str, Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """A simulated run has a config from its first moment, a deployed one a log."""
+    """Whether this is the folder of a simulated run (it has a config) or a deployed one (a log)."""
     if is_deployed(folder):
         return True
-    # Flower's own settings are in a file of the same name.
+    # flower/config.toml holds Flower's settings.
     return (folder / "config.toml").is_file() and folder.name != "flower"
 
 
 def stays_inside(folder: Path, base: Path) -> bool:
-    """Whether all that would be read of this run really lies in the folder."""
+    """Whether the files that are read of this run are inside `base` after resolving links."""
     paths = [folder, *(folder / name for name in ALLOWED)]
     return all(path.resolve().is_relative_to(base) for path in paths)
 

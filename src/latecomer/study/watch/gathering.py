@@ -1,4 +1,4 @@
-"""Follows runs that somebody looks at, and makes their documents, at little cost to the runs."""
+"""Builds the documents of the runs shown on the live page, in a thread of low priority."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from latecomer.study.view.run_document import run_document
 from latecomer.study.watch.folders import runs_in
 
 EVERY_SECONDS = 1.0
-DUTY = 0.04  # at most this part of one core is spent on documents, at the lowest priority
-MOST_BYTES = 4 << 20  # of a log, before others have their turn
-MOST_SPANS = 20_000  # of a timeline that is sent anew every second
-SILENT_SECONDS = 60.0  # after which a run that is not finished does not count as running
+DUTY = 0.04  # largest share of one core that building documents may use
+MAX_BYTES_PER_READ = 4 << 20  # of one log, before the next run is refreshed
+MAX_SPANS = 20_000  # of a timeline; it is sent again with every document
+SILENT_SECONDS = 60.0  # without a written file, after which an unfinished run is not running
 SCAN_SECONDS = 2.0
 
 
 class Followed:
-    """One run: what has been read of it, and its last document as JSON."""
+    """One run: its log as far as it was read, and its last document as JSON."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -36,7 +36,7 @@ class Followed:
         self._not_before = 0.0
 
     def state(self) -> str:
-        """finished, running or unfinished, by its files."""
+        """finished, running or unfinished, from the files and their times."""
         if (self.folder / "summary.json").is_file():
             return "finished"
         moments = [p.stat().st_mtime for p in self._files() if p.is_file()]
@@ -44,24 +44,24 @@ class Followed:
         return "running" if recent else "unfinished"
 
     def refresh(self) -> None:
-        """Make a new document if there is something new and the last one was not just made."""
+        """Builds a new document if files have changed, at most every EVERY_SECONDS."""
         if time.monotonic() < self._not_before:
             return
-        marks = tuple(_mark(path) for path in self._files())
-        if marks == self._seen and not self._behind:
+        stamps = tuple(_stamp(path) for path in self._files())
+        if stamps == self._seen and not self._behind:
             return
         begun = time.thread_time()
         try:
-            self._log.catch_up(MOST_BYTES)
+            self._log.catch_up(MAX_BYTES_PER_READ)
             self._behind = self._log.lags
-            found = run_document(Result(self.folder), self._log.history, MOST_SPANS).to_json()
+            found = run_document(Result(self.folder), self._log.history, MAX_SPANS).to_json()
         except BadInput as error:
-            # A run that has just begun has no metrics yet; a row may be in mid-writing.
+            # A new run has no metrics yet, or a row is incomplete.
             self._not_before = time.monotonic() + EVERY_SECONDS
             if not self.document:
                 self._publish({"waiting": str(error)})
             return
-        self._seen = marks
+        self._seen = stamps
         self._publish(found)
         cost = time.thread_time() - begun
         self._not_before = time.monotonic() + max(EVERY_SECONDS, cost / DUTY)
@@ -76,16 +76,16 @@ class Followed:
 
 
 class Gatherer:
-    """A thread of low priority that follows what is wanted."""
+    """Lists the runs of a folder and keeps the documents of those with viewers up to date."""
 
     def __init__(
-        self, root: Path, told: Callable[[Path], str | None] = lambda folder: None
+        self, root: Path, state_of: Callable[[Path], str | None] = lambda folder: None
     ) -> None:
-        """`told` gives the state of a run that is known better than its files tell."""
+        """`state_of(folder)`: the state of a run, or None to determine it from its files."""
         self.root = root
-        self._told = told
+        self._state_of = state_of
         self._runs: dict[str, Followed] = {}
-        self._wanted: Counter[str] = Counter()
+        self.viewers: Counter[str] = Counter()  # run -> streams that show it
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._scanned = float("-inf")
@@ -99,7 +99,7 @@ class Gatherer:
         self._ended.set()
 
     def scan(self) -> None:
-        """Look for new runs, not more often than every other second."""
+        """Looks for new and removed runs, at most every SCAN_SECONDS."""
         if time.monotonic() - self._scanned < SCAN_SECONDS:
             return
         self._scanned = time.monotonic()
@@ -115,36 +115,37 @@ class Gatherer:
         self.scan()
         with self._lock:
             runs = list(self._runs.values())
-        return [{"name": run.name, "state": self._told(run.folder) or run.state()} for run in runs]
+        return [
+            {"name": run.name, "state": self._state_of(run.folder) or run.state()} for run in runs
+        ]
 
     def folder(self, name: str) -> Path | None:
         with self._lock:
             run = self._runs.get(name)
         return run.folder if run else None
 
-    def want(self, names: Iterable[str], by: int = 1) -> None:
-        """Somebody looks at these runs, or with -1 no longer does."""
+    def add_viewers(self, names: Iterable[str], by: int = 1) -> None:
+        """Adds `by` to the number of streams that show each of these runs."""
         with self._lock:
-            self._wanted.update(dict.fromkeys(names, by))
+            self.viewers.update(dict.fromkeys(names, by))
 
     def document(self, name: str) -> tuple[int, str]:
-        """The number of the last document of a run, and its JSON; 0 if there is none."""
+        """Version number and JSON of the last document of a run; (0, "") if there is none."""
         with self._lock:
             run = self._runs.get(name)
         return (run.version, run.document) if run else (0, "")
 
     def _work(self) -> None:
-        _be_modest()
+        _lower_priority()
         while not self._ended.wait(0.25):
             with self._lock:
-                looked_at = [
-                    run for name, run in self._runs.items() if self._wanted.get(name, 0) > 0
-                ]
-            for run in looked_at:
+                viewed = [run for name, run in self._runs.items() if self.viewers[name] > 0]
+            for run in viewed:
                 run.refresh()
 
 
-def _mark(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Size and modification time; None without the file."""
     try:
         found = path.stat()
     except OSError:
@@ -152,8 +153,8 @@ def _mark(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _be_modest() -> None:
-    """This thread steps back for whoever computes. Only Linux has priorities of threads."""
+def _lower_priority() -> None:
+    """Gives this thread the lowest priority, which only Linux supports."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     except (AttributeError, OSError):

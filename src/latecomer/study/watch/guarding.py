@@ -1,4 +1,4 @@
-"""Who may ask, and what a browser may do with the answer."""
+"""Access control of the live page: host names, tokens, cross-site requests, security headers."""
 
 import hmac
 import ipaddress
@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 COOKIE = "latecomer_token"
-# Plotly adds one empty style sheet and fills it by script; its hash is that of no text at all.
+# Plotly adds one empty style sheet, which it fills by script; this is the hash of the empty text.
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 HEADERS = {
     "content-security-policy": (
@@ -44,10 +44,10 @@ def new_token() -> str:
 
 
 class Guard:
-    """In front of the app: host names, tokens, and headers on every answer.
+    """Middleware that refuses requests (403) and adds the security headers to every response.
 
-    Without a token only loopback names are answered, so that no other site can have its own name
-    point here. What changes something needs a header that other sites cannot send.
+    Without a token, only requests to loopback host names are allowed, against DNS rebinding.
+    Requests that change something need a header that other sites cannot send.
     """
 
     def __init__(self, app: App, token: str | None) -> None:
@@ -68,12 +68,12 @@ class Guard:
         query = scope.get("query_string", b"").decode("latin-1")
         if self.token and (given := parse_qs(query).get("token")):
             if hmac.compare_digest(given[0].encode(), self.token.encode()):
-                await _answer(guarded, 303, "", {"location": "/", "set-cookie": _cookie(given[0])})
+                await _respond(guarded, 303, "", {"location": "/", "set-cookie": _cookie(given[0])})
             else:
-                await _answer(guarded, 403, "The token is wrong.")
+                await _respond(guarded, 403, "The token is wrong.")
             return
         if (problem := self._problem(scope["method"], headers)) is not None:
-            await _answer(guarded, 403, problem)
+            await _respond(guarded, 403, problem)
             return
         await self.app(scope, receive, guarded)
 
@@ -81,14 +81,14 @@ class Guard:
         host = headers.get("host", "")
         if self.token is None:
             if not is_loopback(_name_of(host)):
-                return "This page answers on loopback only."
+                return "This page is served on loopback addresses only."
         elif not hmac.compare_digest(_given(headers).encode(), self.token.encode()):
             return "A token is needed: open the address that `latecomer watch` printed."
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
             foreign = origin is not None and origin.partition("://")[2] != host
             if headers.get("x-latecomer") != "1" or foreign:
-                return "This can only be asked by the page itself."
+                return "Only the live page may send this request."
         return None
 
 
@@ -114,7 +114,7 @@ def _cookie(token: str) -> str:
     return f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
 
 
-async def _answer(
+async def _respond(
     send: Send, status: int, text: str, headers: Mapping[str, str] | None = None
 ) -> None:
     named = {"content-type": "text/plain; charset=utf-8", **(headers or {})}

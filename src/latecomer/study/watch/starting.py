@@ -1,7 +1,7 @@
-"""Runs that the page has started: pause, continue and stop go through their checkpoints.
+"""Starts, pauses, resumes and stops runs as child processes.
 
-To pause is to end the process after its present step, with a checkpoint, and to continue is to
-resume it: the result is the same to the bit, and a paused run needs no memory.
+Pause ends the process with a checkpoint and continue resumes from it: the result is bit-identical
+and a paused run uses no memory.
 """
 
 import signal
@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STOPS_WITHIN_SECONDS = 60.0
+STOP_SECONDS = 60.0  # from SIGTERM to kill
 
 
 @dataclass
 class Started:
-    """One run of ours."""
+    """One child process and its last lines on stderr."""
 
     folder: Path
     process: "subprocess.Popen[str]"
-    wish: str = "run"  # run, pause or stop
-    said: list[str] = field(default_factory=list)
+    requested: str = "run"  # run, pause or stop
+    stderr: list[str] = field(default_factory=list)
 
 
 class Starter:
-    """Starts runs as processes of their own, and ends them gently."""
+    """Starts runs as child processes and ends them with a checkpoint."""
 
     def __init__(self) -> None:
         self._runs: dict[Path, Started] = {}
@@ -37,35 +37,35 @@ class Starter:
         self._launch(folder, [str(config), "--out", str(folder), *changes])
 
     def state(self, folder: Path) -> str | None:
-        """running, pausing, paused, stopped or failed; None if it is finished or not ours."""
+        """running, pausing, paused, stopped or failed; None: finished, or not started here."""
         with self._lock:
             run = self._runs.get(folder)
         if run is None:
             return None
         code = run.process.poll()
         if code is None:
-            return "running" if run.wish == "run" else "pausing"
+            return "running" if run.requested == "run" else "pausing"
         if (folder / "summary.json").is_file():
             return None
-        if run.wish == "run":
+        if run.requested == "run":
             return "failed"
-        return "paused" if run.wish == "pause" else "stopped"
+        return "paused" if run.requested == "pause" else "stopped"
 
     def reason(self, folder: Path) -> str:
-        """What a run that failed said last."""
+        """The last line of the run on stderr."""
         run = self._runs.get(folder)
-        return run.said[-1] if run and run.said else ""
+        return run.stderr[-1] if run and run.stderr else ""
 
     def pause(self, folder: Path) -> bool:
         return self._end(folder, "pause")
 
     def stop(self, folder: Path) -> bool:
         if self.state(folder) == "paused":
-            self._runs[folder].wish = "stop"
+            self._runs[folder].requested = "stop"
             return True
         return self._end(folder, "stop")
 
-    def go_on(self, folder: Path) -> bool:
+    def resume(self, folder: Path) -> bool:
         if self.state(folder) != "paused":
             return False
         if (folder / "config.toml").is_file():
@@ -73,23 +73,23 @@ class Starter:
             return True
         return False
 
-    def end_all(self) -> list[Path]:
-        """Ask all to end, and wait; gives those that can be resumed."""
-        going = [f for f in self._runs if self.state(f) in ("running", "pausing")]
-        for folder in going:
+    def stop_all(self) -> list[Path]:
+        """Stops all running processes and waits for them; returns the folders to resume."""
+        active = [f for f in self._runs if self.state(f) in ("running", "pausing")]
+        for folder in active:
             self._end(folder, "stop")
-        for folder in going:
+        for folder in active:
             try:
-                self._runs[folder].process.wait(STOPS_WITHIN_SECONDS)
+                self._runs[folder].process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self._runs[folder].process.kill()
-        return going
+        return active
 
-    def _end(self, folder: Path, wish: str) -> bool:
+    def _end(self, folder: Path, request: str) -> bool:
         if self.state(folder) not in ("running", "pausing"):
             return False
         run = self._runs[folder]
-        run.wish = wish
+        run.requested = request
         run.process.send_signal(signal.SIGTERM)
         return True
 
@@ -99,19 +99,19 @@ class Starter:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            # Ctrl-C in the terminal is for the page, which then ends its runs itself.
+            # Ctrl-C in the terminal goes to the server only, which then stops its runs.
             start_new_session=True,
         )
         run = Started(folder, process)
         with self._lock:
             self._runs[folder] = run
-        threading.Thread(target=_listen, args=(run,), daemon=True).start()
+        threading.Thread(target=_read_stderr, args=(run,), daemon=True).start()
 
 
-def _listen(run: Started) -> None:
+def _read_stderr(run: Started) -> None:
     if run.process.stderr is None:
         return
     with run.process.stderr as lines:
         for line in lines:
-            run.said.append(line.strip())
-            del run.said[:-20]
+            run.stderr.append(line.strip())
+            del run.stderr[:-20]

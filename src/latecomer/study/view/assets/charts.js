@@ -1,8 +1,8 @@
 "use strict";
-// From a view, as study/view/panels.py writes it, to what Plotly draws.
+// Converts a view, as study/view/panels.py writes it, to Plotly traces and a layout.
 window.Latecomer = window.Latecomer || {};
 (function (ns) {
-  // Okabe and Ito's palette without its yellow; on dark paper blue is lighter and black is white.
+  // Okabe and Ito's palette without yellow; in the dark theme blue is lighter and black is white.
   const LIGHT = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#7A7A7A"];
   const DARK = ["#4DA6E0", "#F0793A", "#1FBF93", "#DB93BC", "#E69F00", "#FFFFFF", "#A6DDFA", "#9AA3AB"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
@@ -16,13 +16,13 @@ window.Latecomer = window.Latecomer || {};
       grid: read("--grid"), line: read("--line"), colours: dark ? DARK : LIGHT };
   };
 
-  // The states of lanes come with colours for white paper.
+  // Lane states come with colours for the light theme.
   ns.shade = function (colour, theme) {
     const place = LIGHT.indexOf(colour);
     return place < 0 ? colour : theme.colours[place];
   };
 
-  // Plotly reads a few tags in names; ours are text.
+  // Plotly interprets some tags in names: escape them.
   ns.plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   ns.clear = function (colour, alpha) {
@@ -40,7 +40,7 @@ window.Latecomer = window.Latecomer || {};
 
   function line(s, colour, index, view) {
     const few = s.x.length <= 60;
-    // A logarithmic axis has no 0: it stands at a half.
+    // A logarithmic axis has no 0: draw it at 0.5.
     const x = view.log_x ? s.x.map((v) => Math.max(v, 0.5)) : s.x;
     const trace = { type: "scatter", x, y: s.y, name: ns.plain(s.name),
       mode: s.kind === "dots" ? "markers" : few && s.kind === "line" ? "lines+markers" : "lines",
@@ -73,24 +73,24 @@ window.Latecomer = window.Latecomer || {};
     return trace;
   }
 
-  // All traces, and for each series the numbers of its own, so that a legend can hide them.
+  // All traces, and for each series the indices of its traces, so that a legend can hide them.
   ns.traces = function (view, theme, width) {
-    const data = [], own = [];
-    // Whiskers on bars of a few pixels hide more than they tell; the table has them.
+    const data = [], tracesOf = [];
+    // No whiskers on bars of a few pixels; the table has the range.
     const bars = view.series.reduce((sum, s) => sum + (s.kind === "bar" ? s.x.length : 0), 0);
     const crowded = bars && width / bars < 9;
     view.series.forEach((s, index) => {
       const colour = theme.colours[s.colour];
-      const mine = [];
+      const indices = [];
       if (s.kind === "bar") {
-        mine.push(data.push(bar(s, colour, crowded)) - 1);
+        indices.push(data.push(bar(s, colour, crowded)) - 1);
       } else {
-        if (s.low) mine.push(data.push(band(s, colour)) - 1);
-        mine.push(data.push(line(s, colour, index, view)) - 1);
+        if (s.low) indices.push(data.push(band(s, colour)) - 1);
+        indices.push(data.push(line(s, colour, index, view)) - 1);
       }
-      own.push(mine);
+      tracesOf.push(indices);
     });
-    return { data, own };
+    return { data, tracesOf };
   };
 
   ns.colourOf = (s, theme) => theme.colours[s.colour];
@@ -114,7 +114,7 @@ window.Latecomer = window.Latecomer || {};
       dragmode: ns.dragMode(), autosize: true };
   };
 
-  // On a touch screen a finger on a chart scrolls the page; buttons zoom.
+  // On a touch screen dragging scrolls the page; the buttons zoom.
   ns.dragMode = () => (window.matchMedia("(pointer: coarse)").matches ? false : "zoom");
 
   ns.layout = function (view, theme, width) {
@@ -144,7 +144,7 @@ window.Latecomer = window.Latecomer || {};
   function addMarks(layout, view, theme, width) {
     const marks = view.marks || [];
     const upright = marks.filter((m) => !m.level);
-    // Labels that would run into each other are left to the table.
+    // Labels that would overlap are shown in the table only.
     const named = upright.length <= (width > 600 ? 8 : 3);
     layout.shapes = marks.map((m) => m.level
       ? { type: "line", xref: "paper", x0: 0, x1: 1, y0: m.at, y1: m.at,
@@ -165,23 +165,23 @@ window.Latecomer = window.Latecomer || {};
     if (rows) layout.margin.t += 6 + 13 * rows;
   }
 
-  // What the chart says, for those who cannot see it.
+  // Text alternative of a chart, for screen readers.
   ns.gist = function (view) {
-    const say = (v) => (v === null || v === undefined ? "nothing" : String(v));
+    const text = (v) => (v === null || v === undefined ? "no value" : String(v));
     const parts = view.series.slice(0, 8).map((s) => {
       const known = s.y.filter((v) => v !== null);
-      if (!known.length) return `${s.name}: nothing`;
+      if (!known.length) return `${s.name}: no values`;
       if (s.kind === "bar" && s.x.length <= 8) {
-        return `${s.name}: ${s.x.map((x, i) => `${x} ${say(s.y[i])}`).join(", ")}`;
+        return `${s.name}: ${s.x.map((x, i) => `${x} ${text(s.y[i])}`).join(", ")}`;
       }
       const top = known.reduce((a, b) => Math.max(a, b));
-      return `${s.name}: from ${say(known[0])} to ${say(known[known.length - 1])}, highest ${top}`;
+      return `${s.name}: from ${text(known[0])} to ${text(known[known.length - 1])}, highest ${top}`;
     });
     if (view.series.length > 8) parts.push(`and ${view.series.length - 8} more`);
     return parts.join("; ");
   };
 
-  // The numbers behind the chart: one row per x, one column per series.
+  // The data of a chart as a table: one row per x, one column per series.
   ns.tableOf = function (view) {
     const order = new Map();
     view.series.forEach((s) => s.x.forEach((x) => order.set(x, null)));

@@ -1,5 +1,5 @@
 "use strict";
-// One lane per device: spans as thick lines, a page of devices at a time.
+// One lane per device: spans of states as thick lines, paged by device.
 window.Latecomer = window.Latecomer || {};
 (function (ns) {
   const HOVER_LIMIT = 6000;
@@ -53,10 +53,10 @@ window.Latecomer = window.Latecomer || {};
     for (let i = 0; i < end.length; i += 1) horizon = Math.max(horizon, end[i]);
     layout.xaxis.range = ns.firstRange(lanes, horizon);
     layout.height = 70 + 19 * shown;
-    return { data: traces, layout, own: traces.map((_, i) => [i]), shown, horizon };
+    return { data: traces, layout, tracesOf: traces.map((_, i) => [i]), shown, horizon };
   };
 
-  // A long run opens on its beginning, where single tasks can be told apart.
+  // The initial time range: cut so that a lane shows about 90 spans.
   ns.firstRange = function (lanes, horizon) {
     const { offsets, end } = unpacked(lanes);
     const perLane = end.length / Math.max(1, lanes.labels.length);
@@ -77,7 +77,7 @@ window.Latecomer = window.Latecomer || {};
         ...sums.map((v, k) => (times[k] ? `${+v.toPrecision(4)} (${times[k]})` : ""))]);
     }
     return { head: ["device", ...lanes.states.map((s) => s.name)], rows,
-      left: "Sum of time in each state, and how many times, of the devices shown." };
+      left: "Total time in each state (number of spans), of the devices shown." };
   };
 
   ns.laneGist = (view) => `${view.lanes.labels.length} devices; states: `

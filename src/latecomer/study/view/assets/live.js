@@ -1,5 +1,5 @@
 "use strict";
-// The live page: choose runs, look at them side by side, pause and stop what this page has started.
+// The live page: shows the chosen runs side by side; pauses and stops runs that it started.
 (function (ns) {
   const { make, button } = ns;
   const app = document.getElementById("app");
@@ -30,7 +30,7 @@
       const acts = make("span", { class: "bar" });
       const reason = make("p", { class: "soft" });
       const title = make("h2", { class: "name" }, name);
-      const body = make("div", {}, make("p", { class: "soft" }, "waiting for the run to begin"));
+      const body = make("div", {}, make("p", { class: "soft" }, "waiting for the first evaluation"));
       const element = make("section", { class: "run", "data-run": name },
         make("div", { class: "bar" }, title, badge, acts), reason, body);
       looks.set(name, { element, badge, acts, reason, body, title });
@@ -42,8 +42,8 @@
     const first = known.length === 0;
     known = listed;
     if (chosen === null && known.length) {
-      const going = known.filter((r) => r.state === "running" || r.state === "paused");
-      chosen = (going.length ? going : known).slice(0, 4).map((r) => r.name);
+      const active = known.filter((r) => r.state === "running" || r.state === "paused");
+      chosen = (active.length ? active : known).slice(0, 4).map((r) => r.name);
       listen();
     } else if (!first || chosen) fillChoose();
     known.forEach((run) => {
@@ -51,20 +51,20 @@
       look.badge.textContent = run.state;
       look.reason.textContent = run.reason || "";
       look.reason.hidden = !run.reason;
-      const key = run.wishes.join();
+      const key = run.actions.join();
       if (look.key !== key) {
         look.key = key;
-        look.acts.replaceChildren(...run.wishes.map((wish) => button(
-          wish[0].toUpperCase() + wish.slice(1), `${wish} ${run.name}`, () => act(run.name, wish))));
+        look.acts.replaceChildren(...run.actions.map((action) => button(
+          action[0].toUpperCase() + action.slice(1), `${action} ${run.name}`, () => act(run.name, action))));
       }
     });
-    if (!known.length) status.textContent = "no run here yet";
+    if (!known.length) status.textContent = "no runs in this folder yet";
   }
 
-  async function act(run, wish) {
-    const answer = await fetch("/api/act", { method: "POST", headers: { "x-latecomer": "1" },
-      body: JSON.stringify({ run, wish }) });
-    if (!answer.ok) status.textContent = `${wish} was refused`;
+  async function act(run, action) {
+    const response = await fetch("/api/act", { method: "POST", headers: { "x-latecomer": "1" },
+      body: JSON.stringify({ run, action }) });
+    if (!response.ok) status.textContent = `${action} was refused`;
   }
 
   function layOut() {

@@ -1,5 +1,6 @@
 "use strict";
-// The page: cards with a chart, its legend, its table; light and dark. Text only, never markup.
+// The page: cards with a chart, its legend and its table; light and dark theme. All content is
+// inserted as text, never as markup.
 window.Latecomer = window.Latecomer || {};
 (function (ns) {
   const charts = new Set();
@@ -19,7 +20,7 @@ window.Latecomer = window.Latecomer || {};
   const button = ns.button = (text, label, onclick, more) =>
     make("button", Object.assign({ type: "button", "aria-label": label, title: label, onclick }, more), text);
 
-  // Light and dark: what the system says, until the reader chooses.
+  // Light or dark theme: the system's setting, until the reader chooses.
   const darkSystem = window.matchMedia("(prefers-color-scheme: dark)");
   function stored(value) {
     try {
@@ -44,7 +45,7 @@ window.Latecomer = window.Latecomer || {};
   };
   applyTheme(stored());
 
-  const LONG = 40;  // characters of a cell that is read, not compared
+  const LONG = 40;  // characters from which a cell is wrapped text
 
   const plainTable = ns.plainTable = function (head, rows, caption) {
     const table = make("table", {});
@@ -52,11 +53,11 @@ window.Latecomer = window.Latecomer || {};
     table.append(make("thead", {}, make("tr", {}, ...head.map((h) => make("th", { scope: "col" }, String(h))))));
     table.append(make("tbody", {}, ...rows.map((row) =>
       make("tr", {}, ...row.map((cell) =>
-        make("td", { class: String(cell).length > LONG ? "words" : "" }, cell === null ? "" : String(cell)))))));
+        make("td", { class: String(cell).length > LONG ? "long" : "" }, cell === null ? "" : String(cell)))))));
     return table;
   };
 
-  // A chart is drawn when it comes into sight: the page is there at once.
+  // A chart is drawn when it scrolls into view, so that the page loads fast.
   const sight = new IntersectionObserver((entries) => entries.forEach((entry) => {
     if (entry.isIntersecting && entry.target.chart) entry.target.chart.show();
   }), { rootMargin: "300px" });
@@ -146,18 +147,18 @@ window.Latecomer = window.Latecomer || {};
       const theme = ns.theme(), view = this.view;
       this.width = this.plot.clientWidth;
       if (view.lanes) return ns.laneFigure(view, theme, this.width, this.first);
-      const { data, own } = ns.traces(view, theme, this.width);
-      return { data, own, layout: ns.layout(view, theme, this.width) };
+      const { data, tracesOf } = ns.traces(view, theme, this.width);
+      return { data, tracesOf, layout: ns.layout(view, theme, this.width) };
     }
 
     redraw() {
       if (!this.drawn || !this.plot.isConnected) return;
       const figure = this.figure(), view = this.view;
-      this.own = figure.own;
-      figure.own.forEach((numbers, index) => numbers.forEach((n) => {
+      this.tracesOf = figure.tracesOf;
+      figure.tracesOf.forEach((numbers, index) => numbers.forEach((n) => {
         figure.data[n].visible = !this.hidden.has(index);
       }));
-      // The reader's zoom is kept while the same view grows, and forgotten with a new view.
+      // The zoom is kept while the same view is updated, and reset with a new view.
       if (this.zoomed) {
         Object.assign(figure.layout.xaxis, { range: this.zoomed.x.slice(), autorange: false });
         if (!view.lanes) Object.assign(figure.layout.yaxis, { range: this.zoomed.y.slice(), autorange: false });
@@ -167,8 +168,8 @@ window.Latecomer = window.Latecomer || {};
         + (view.lanes ? ns.laneGist(view) : ns.gist(view)));
       this.busy = Plotly.react(this.plot, figure.data, figure.layout,
         { displayModeBar: false, responsive: false, doubleClick: false });
-      if (!this.heard) {
-        this.heard = true;
+      if (!this.listening) {
+        this.listening = true;
         this.plot.on("plotly_relayout", (change) => {
           if (!Object.keys(change).some((key) => /axis\.range/.test(key))) return;
           const { xaxis, yaxis } = this.plot.layout;
@@ -255,9 +256,9 @@ window.Latecomer = window.Latecomer || {};
       this.show();
       await this.busy;
       const name = `${this.panel.id}-${this.view.name}`.replace(/[^a-z0-9]+/gi, "-");
-      // A picture has no page around it: it takes the legend and the paper with it.
+      // A saved image includes the legend, the title and the background.
       const layout = Object.assign({}, this.plot.layout, { paper_bgcolor: ns.theme().card,
-        showlegend: this.own.length > 1, width: 900, height: Math.max(480, this.plot.layout.height || 0),
+        showlegend: this.tracesOf.length > 1, width: 900, height: Math.max(480, this.plot.layout.height || 0),
         title: { text: ns.plain(this.panel.title), font: { size: 16 } },
         margin: Object.assign({}, this.plot.layout.margin, { t: 60 }) });
       await Plotly.downloadImage({ data: this.plot.data, layout }, { format, filename: name, scale: 2, width: layout.width, height: layout.height });
@@ -278,7 +279,7 @@ window.Latecomer = window.Latecomer || {};
     return svg;
   }
 
-  // A long table: sorted by any column, searched, a page at a time.
+  // A long table with sorting, search and paging.
   class Rows {
     constructor(rows) {
       this.page = 0;
@@ -324,16 +325,16 @@ window.Latecomer = window.Latecomer || {};
         }));
       });
       this.body.replaceChildren(table);
-      const turn = (by) => () => { this.page += by; this.draw(); };
+      const move = (by) => () => { this.page += by; this.draw(); };
       this.pager.replaceChildren(
         make("span", { class: "group" },
-          button("‹", "Previous rows", turn(-1), { disabled: this.page === 0 }),
-          button("›", "Next rows", turn(1), { disabled: this.page >= pages - 1 })),
+          button("‹", "Previous rows", move(-1), { disabled: this.page === 0 }),
+          button("›", "Next rows", move(1), { disabled: this.page >= pages - 1 })),
         make("span", { class: "soft" }, `page ${this.page + 1} of ${pages}`));
     }
   }
 
-  // One document: facts, charts, tables, texts. `update` takes the next one of a growing run.
+  // One document: facts, charts, tables, texts. `update` replaces it with a later one of the run.
   class Sheet {
     constructor(doc, options) {
       this.options = options || {};
@@ -394,7 +395,7 @@ window.Latecomer = window.Latecomer || {};
 
   const isWide = (panel) => panel.views.some((v) => v.lanes) || panel.id === "learning";
 
-  // Charts that need the width have it; so has the last of an odd number of narrow ones in a row.
+  // Charts with the full width: lanes, learning curves, and the last of an odd number of narrow ones.
   function widened(panels) {
     const found = new Set(panels.filter(isWide).map((p) => p.id));
     let narrow = 0;
