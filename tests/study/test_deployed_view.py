@@ -54,7 +54,7 @@ def test_the_log_has_them_all(folder):
                              "refusal", "drop", "broadcast", "arrival", "commit"}  # fmt: skip
 
 
-def test_the_history_makes_sense_of_it(folder):
+def test_the_history_of_a_deployed_run(folder):
     history = read_history(folder / "events.jsonl")
     assert history.names == {i: f"toy-{i}" for i in range(5)}
     assert sum(history.updates.values()) == 60
@@ -67,7 +67,7 @@ def test_a_report_is_written(folder):
     assert "toy-3" in page
     document = document_of(folder)
     assert document.facts["client updates"] == "60"
-    assert "real ones" in document.subtitle
+    assert "(deployed)" in document.subtitle
     assert document.tables[0].columns["state"][2] == "overdue"
     assert "accuracy" not in document.facts
     (folder / "report.html").unlink()

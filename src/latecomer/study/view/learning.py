@@ -21,7 +21,7 @@ def learning(metrics: pd.DataFrame, clock: Clock) -> Panel:
     """Accuracy, balanced accuracy, macro-F1, late-class accuracy and loss of one run."""
     shown = {c: name for c, name in SHARES.items() if _has(metrics, c)}
     views = [
-        View(f"over {axis}", title, "share", _lines(metrics, x, shown), unit_share=True)
+        View(f"over {axis}", title, "score", _lines(metrics, x, shown), unit_share=True)
         for axis, title, x in _axes(metrics, clock)
     ]
     if _has(metrics, "loss"):

@@ -162,7 +162,7 @@ def _facts(
     sums = [sum(history.up[1]), sum(history.down[1])]
     unit, size = unit_for(max(sums))
     if max(sums):
-        facts["sent up / down"] = f"{sums[0] / size:.3g} / {sums[1] / size:.3g} {unit}"
+        facts["upload / download"] = f"{sums[0] / size:.3g} / {sums[1] / size:.3g} {unit}"
     if summary is not None:
         local = summary["client_accuracy"]
         facts |= {
