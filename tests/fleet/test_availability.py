@@ -1,4 +1,4 @@
-"""Windows: hand-worked nights, and properties against a second-by-second count."""
+"""Availability windows: hand-worked nights, and properties against a second-by-second count."""
 
 from math import inf
 
@@ -57,7 +57,7 @@ def test_two_windows_a_day() -> None:
     assert finish(OFFICE, DAY, 16 * HOUR, 5 * HOUR) == DAY + 14 * HOUR
 
 
-def test_no_work_is_done_at_once_even_out_of_reach() -> None:
+def test_zero_work_ends_at_its_start_even_while_unreachable() -> None:
     assert finish(OFFICE, DAY, 3 * HOUR, 0) == 3 * HOUR
 
 
@@ -163,11 +163,11 @@ def test_the_next_opening_is_open(schedule: tuple[Windows, float], t: float) -> 
     st.floats(0.01, 0.99),
     st.integers(0, 10**6),
 )
-def test_openings_and_closings_alternate_whatever_the_rounding(
-    period: float, start: float, length: float, turns: int
+def test_openings_and_closings_alternate_for_any_rounding(
+    period: float, start: float, length: float, periods: int
 ) -> None:
     windows = ((start * period, start * period + length * period),)
-    t = turns * period
+    t = periods * period
     for _ in range(20):
         opens = next_open(windows, period, t)
         closes = close_after(windows, period, opens)

@@ -1,4 +1,4 @@
-"""The fleet put together: presets, overrides, lateness and the nominal epoch."""
+"""The fleet: presets, overrides, lateness and the nominal epoch."""
 
 from math import inf
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_a_late_device_of_a_uniform_fleet() -> None:
     )
 
 
-def test_a_journey_depends_on_seed_device_and_number_only() -> None:
+def test_task_times_depend_on_seed_device_and_number_only() -> None:
     fleet = make_fleet("phones", 20, seed=3)
     tasks = [(device, number) for device in range(20) for number in range(5)]
     ahead = {task: fleet.task_times(*task, 0.0, 50, 10_000, 10_000) for task in tasks}
@@ -67,7 +67,7 @@ def test_the_nominal_epoch_is_the_quorum_quantile() -> None:
     assert epoch_seconds(hundred, [1] * 100, 0, quorum=0.07) == 7
 
 
-def test_the_nominal_epoch_is_free_of_luck_and_hours() -> None:
+def test_the_nominal_epoch_ignores_jitter_faults_and_windows() -> None:
     profile = DeviceProfile(
         seconds_per_example=0.5,
         down=1000,
@@ -103,13 +103,13 @@ def test_overrides_hold_for_all_devices_and_none_keeps() -> None:
 
 
 @pytest.mark.parametrize(("devices", "order"), [(2, [0, 1]), (5, [0, 1, 2, 0, 1]), (3, [0, 1, 2])])
-def test_a_trace_is_cycled_through_or_cut(tmp_path: Path, devices: int, order: list[int]) -> None:
+def test_a_trace_is_repeated_or_cut(tmp_path: Path, devices: int, order: list[int]) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("device,group\n0,0\n1,1\n2,2\n", encoding="utf-8")
     fleet = make_fleet("trace", devices, str(path))
     assert [int(device.group) for device in fleet.devices] == order
     assert len(fleet.notes) == (devices != 3)
-    assert all(f"holds 3 devices and {devices} are asked for" in note for note in fleet.notes)
+    assert all(f"holds 3 devices, fleet.devices is {devices}:" in note for note in fleet.notes)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lateness in epochs, and who is chosen to be late."""
+"""Lateness in epochs, and the choice of late devices."""
 
 from math import nan
 from typing import Any
@@ -18,13 +18,13 @@ COUNTS = np.array([[5, 0, 1], [0, 3, 0], [2, 3, 0], [0, 0, 9], [0, 0, 0]])
 def test_a_constant_delay_lands_in_mid_epoch(delay: float, extra: float) -> None:
     how = lateness_from_epochs("in-flight", delay, epoch_seconds=10)
     assert how == Lateness("in-flight", extra)
-    assert how.extra(unit=123.0) == extra
+    assert how.extra_seconds(gamma_draw=123.0) == extra
 
 
 @pytest.mark.parametrize("delay", [1, 2, 40])
 def test_staleness_on_a_uniform_fleet_is_the_delay(delay: int) -> None:
     # Sent at version 3 on a fleet that commits every 10 s; regular arrival on a border.
-    arrives = 3 * 10 + 10 + lateness_from_epochs("busy", delay, epoch_seconds=10).extra(0.0)
+    arrives = 3 * 10 + 10 + lateness_from_epochs("busy", delay, epoch_seconds=10).extra_seconds(0.0)
     assert arrives // 10 - 3 == delay
 
 
@@ -32,7 +32,7 @@ def test_a_gamma_delay_has_its_mean_and_shape() -> None:
     how = lateness_from_epochs("busy", 10, epoch_seconds=7, gamma=True)
     assert how == Lateness("busy", 70, gamma=True, shape=2.0)
     units = np.random.default_rng(0).standard_gamma(how.shape, 20_000)
-    extras = np.array([how.extra(unit) for unit in units.tolist()])
+    extras = np.array([how.extra_seconds(unit) for unit in units.tolist()])
     assert extras.mean() == pytest.approx(70, rel=0.02)
     assert extras.std() == pytest.approx(70 / np.sqrt(2), rel=0.03)
 
@@ -65,7 +65,7 @@ def test_negative_seconds_are_refused() -> None:
         ([1], 1, (1,)),  # a tie of 3 with device 2: the lower id
         ([2], 2, (0, 3)),
         ([0, 1], 2, (0, 2)),
-        ([1, 1], 3, (1, 2)),  # nobody else holds class 1
+        ([1, 1], 3, (1, 2)),  # no other device holds class 1
         ([0, 1, 2], 5, (0, 1, 2, 3)),
         ([0], 0, ()),
     ],

@@ -1,4 +1,4 @@
-"""Fleets by name: their shares, their figures, and that a seed fixes them."""
+"""Fleet presets: shares and parameters of their devices; equal for equal seeds."""
 
 from collections import Counter
 
@@ -44,7 +44,7 @@ def test_parts_add_up_and_are_within_one_of_the_share(total: int, weights: list[
         assert abs(part - total * weight / sum(weights)) < 1
 
 
-def test_a_uniform_task_takes_ten_seconds_whatever_its_data() -> None:
+def test_a_uniform_task_takes_ten_seconds_for_any_data() -> None:
     assert uniform(3) == (DeviceProfile(seconds_per_task=10),) * 3
     assert uniform(1)[0].compute_seconds(12345) == 10
 
@@ -71,7 +71,7 @@ def test_phones_are_mixed_as_documented() -> None:
     assert any(end > DAY for _, end in nights)
 
 
-def test_shares_and_chances_of_the_classes_add_up() -> None:
+def test_shares_and_probabilities_of_the_classes_add_up() -> None:
     assert sum(kind.percent for kind in CLASSES) == 100
     assert all(sum(kind.links) == pytest.approx(1) for kind in CLASSES)
 

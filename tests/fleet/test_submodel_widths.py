@@ -30,7 +30,7 @@ def test_only_the_proportions_of_the_shares_count(shares):
     assert widths_by_speed(costs, TABLE, shares) == widths_by_speed(costs, TABLE, (3, 3, 2, 2))
 
 
-def test_decimal_shares_are_meant_exactly():
+def test_decimal_shares_are_exact():
     # Of 5 devices 1.5 : 1 : 2.5; the tie goes to the first, though 0.3 is a little less in binary.
     costs = [0.0] * 5
     assert widths_by_speed(costs, (1, 0.5, 0.25), (0.3, 0.2, 0.5)) == [1, 1, 0.5, 0.25, 0.25]
@@ -47,8 +47,8 @@ def test_a_share_of_nothing():
     assert widths_by_speed([], (1.0, 0.5), (1, 1)) == []
 
 
-def test_types_of_devices_get_their_level():
-    """PrivaAsyncFed's setup: four types of devices, four levels."""
+def test_types_of_devices_get_their_width():
+    """PrivaAsyncFed's setup: four types of devices, four widths."""
     fleet = tiers(20, seed=1)
     found = widths_by_speed([p.compute_seconds(100) for p in fleet], TABLE, (3, 3, 2, 2))
     kinds = [name for name, _, _ in TIERS]

@@ -1,4 +1,4 @@
-"""What becomes of a task: hand-worked moments, losses, and draws that never shift."""
+"""Task times: hand-worked values, losses, and random draws that do not depend on the profile."""
 
 from dataclasses import replace
 from itertools import product
@@ -35,7 +35,7 @@ def test_a_busy_device_is_free_when_its_upload_arrives() -> None:
     )
 
 
-def test_work_pauses_out_of_reach() -> None:
+def test_work_pauses_while_unreachable() -> None:
     # Reachable in [0, 7) of every 50 s: the download takes 100..104.25, training has 2.75 s until
     # 107 and 2.25 s from 150, the upload 4.75 s until 157, 7 s until 207 and 4.5 s from 250.
     profile = replace(SLOW, windows=((0, 7),), period=50)
@@ -58,7 +58,7 @@ def test_jitter_has_mean_one_and_touches_compute_only() -> None:
     assert all(moment.downloaded == 104.25 for moment in moments)
 
 
-def test_a_device_that_vanishes_never_comes_back() -> None:
+def test_a_device_that_drops_out_never_comes_back() -> None:
     lost = go(replace(SLOW, dropout=1, detect_seconds=30))
     assert lost.arrives is None
     assert lost.free is None
@@ -101,7 +101,7 @@ def test_gamma_lateness_is_drawn_per_task() -> None:
     assert len(set(extras)) == 5000
 
 
-def test_the_same_numbers_are_drawn_whatever_the_parameters() -> None:
+def test_the_same_numbers_are_drawn_for_any_parameters() -> None:
     states = set()
     for jitter, dropout, crash, windows in product((0, 0.3), (0, 1), (0, 1), ((), ((0, 7),))):
         profile = replace(SLOW, jitter=jitter, dropout=dropout, crash=crash, windows=windows)

@@ -1,1 +1,1 @@
-"""Devices in virtual time: speed, links, availability, faults and lateness."""
+"""Simulated devices in virtual time: speed, links, availability, faults and lateness."""

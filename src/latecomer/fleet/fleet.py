@@ -1,4 +1,4 @@
-"""All devices of a run, in virtual time."""
+"""The simulated fleet of a run: device profiles, late devices, and the nominal epoch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,37 +27,37 @@ OVERRIDABLE_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The devices, who of them is late, and the seed of their luck."""
+    """Device profiles by id, the lateness of late devices, and the seed of times and faults."""
 
     devices: tuple[DeviceProfile, ...]
     late: Mapping[int, Lateness] = field(default_factory=dict)
     seed: int = 0
-    notes: tuple[str, ...] = ()  # what the user should know of how it was made
+    notes: tuple[str, ...] = ()  # messages to the user about how the fleet was built
 
     def task_times(
         self, device: int, number: int, now: float, examples: float, bytes_down: int, bytes_up: int
     ) -> TaskTimes:
-        """What becomes of the device's task of this number, sent at `now`."""
+        """The times of the device's `number`-th task, sent at `now`; see `fleet.task_times`."""
         profile, lateness = self.devices[device], self.late.get(device)
         rng = task_time_rng(self.seed, device, number) if is_random(profile, lateness) else None
         return task_times(profile, lateness, rng, now, examples, bytes_down, bytes_up)
 
     @property
     def longest_period(self) -> float:
-        """Whoever has windows is reachable at least once in this time."""
+        """The longest window period in seconds: every device is reachable at least once in it."""
         return max(profile.period for profile in self.devices)
 
     def has_windows(self, device: int) -> bool:
-        """Whether the device is ever out of reach."""
+        """Whether the device is unreachable at some time."""
         return bool(self.devices[device].windows) and self.close_after(device, 0.0) < inf
 
     def next_open(self, device: int, t: float) -> float:
-        """The first moment at or after t at which the device is reachable."""
+        """The earliest time >= t at which the device is reachable."""
         profile = self.devices[device]
         return next_open(profile.windows, profile.period, t)
 
     def close_after(self, device: int, t: float) -> float:
-        """When the window that is open at t, or else the next to open, closes; inf if never."""
+        """The end of the window open at t, else of the next one; inf if always reachable."""
         profile = self.devices[device]
         return close_after(profile.windows, profile.period, t)
 
@@ -69,23 +69,22 @@ def make_fleet(
     seed: int = 0,
     overrides: Mapping[str, float | None] | None = None,
 ) -> Fleet:
-    """A fleet of the named preset, nobody late; `overrides` hold for all devices, None keeps.
+    """A fleet of the preset `profile`, without late devices.
 
-    A trace of another length than asked is cycled through or cut, and a note says so.
+    `overrides` replace profile fields (`OVERRIDABLE_FIELDS`) of all devices; None keeps the
+    preset's value. A trace with another number of devices is repeated or cut, with a note.
     """
     if devices < 1:
         raise BadInput(f"fleet.devices = {devices}: allowed is 1 or more")
     if profile not in PROFILES:
         raise unknown("fleet.profile", profile, PROFILES)
-    built = PROFILES[profile].build(devices, seed, path)
-    profiles = tuple(_override(each, overrides or {}) for each in built)
-    return Fleet(
-        tuple(islice(cycle(profiles), devices)), seed=seed, notes=_notes(path, len(built), devices)
-    )
+    profiles = [_override(p, overrides or {}) for p in PROFILES[profile].build(devices, seed, path)]
+    notes = _notes(path, len(profiles), devices)
+    return Fleet(tuple(islice(cycle(profiles), devices)), seed=seed, notes=notes)
 
 
 def with_lateness(fleet: Fleet, devices: Iterable[int], lateness: Lateness) -> Fleet:
-    """The fleet with these devices late too; a device named again takes the new lateness."""
+    """A copy of the fleet in which `devices` also have this lateness; it replaces an older one."""
     late = dict(fleet.late)
     for device in devices:
         if not 0 <= device < len(fleet.devices):
@@ -97,7 +96,11 @@ def with_lateness(fleet: Fleet, devices: Iterable[int], lateness: Lateness) -> F
 def task_seconds(
     profiles: Sequence[DeviceProfile], examples_per_device: Sequence[int], size: int
 ) -> list[float]:
-    """What one task with a model of `size` bytes takes each device, luck and lateness left out."""
+    """Seconds that each device needs for one task with a model of `size` bytes.
+
+    Jitter, faults, lateness and closed windows are left out. `examples_per_device` counts every
+    pass over the data.
+    """
     return [
         p.download_seconds(size) + p.compute_seconds(examples) + p.upload_seconds(size)
         for p, examples in zip(profiles, examples_per_device, strict=True)
@@ -110,18 +113,17 @@ def epoch_seconds(
     size: int,
     quorum: float = 0.7,
 ) -> float:
-    """The nominal epoch: by then a quorum of the devices with data have done one task.
+    """The nominal epoch in seconds: the `quorum`-quantile of `task_seconds` over devices with data.
 
-    Jitter, loss, lateness and closed windows are left out: it is a unit of time, and must not
-    hang on the hour at which a run starts. `examples_per_device` counts every pass over the data.
+    It is the unit of `fleet.late.delay`.
     """
     if not 0 < quorum <= 1:
         raise BadInput(f"quorum = {quorum}: allowed is above 0, at most 1")
-    each = task_seconds(profiles, examples_per_device, size)
-    times = sorted(t for t, n in zip(each, examples_per_device, strict=True) if n > 0)
+    seconds = task_seconds(profiles, examples_per_device, size)
+    times = sorted(t for t, n in zip(seconds, examples_per_device, strict=True) if n > 0)
     if not times:
-        raise BadInput("no device has any data: an epoch needs at least one that does")
-    # 0.07 * 100 is a hair above 7 in floating point, and must count as 7.
+        raise BadInput("no device has any data: an epoch needs at least one device with data")
+    # In floating point 0.07 * 100 is slightly above 7, and must count as 7.
     needed = max(1, ceil(quorum * len(times) - 1e-9))
     return times[needed - 1]
 
@@ -139,8 +141,8 @@ def _override(profile: DeviceProfile, overrides: Mapping[str, float | None]) -> 
         raise BadInput(f"fleet.{error}") from None
 
 
-def _notes(path: str, recorded: int, asked: int) -> tuple[str, ...]:
-    if recorded == asked:
+def _notes(path: str, in_file: int, devices: int) -> tuple[str, ...]:
+    if in_file == devices:
         return ()
-    done = "they are cycled through" if recorded < asked else f"only the first {asked} are used"
-    return (f"{path} holds {recorded} devices and {asked} are asked for: {done}",)
+    action = "they are repeated" if in_file < devices else f"only the first {devices} are used"
+    return (f"{path} holds {in_file} devices, fleet.devices is {devices}: {action}",)

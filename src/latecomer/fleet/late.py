@@ -1,4 +1,4 @@
-"""Who is late, how late, and what the device does meanwhile."""
+"""Late devices: how they are chosen by their data, and the delay of their uploads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,50 +11,50 @@ from numpy.typing import NDArray
 from latecomer.errors import BadInput
 from latecomer.fleet.random_streams import RandomStream, stream_rng
 
-Kind = Literal["in-flight", "busy"]
+LateKind = Literal["in-flight", "busy"]
 GAMMA_SHAPE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How much later than regular a device's uploads arrive.
+    """The delay in seconds that is added to every upload of a late device.
 
-    "in-flight": the device goes on with its next task while its upload is under way.
-    "busy": the device is away until its upload has arrived; one task at a time.
-    With `gamma` the extra time is drawn anew for every task, from a Gamma of this mean and shape
-    (the papers give no shape; 2 is moderately skewed: standard deviation 0.71 of the mean).
+    "in-flight": the device works on its next task while its upload is under way.
+    "busy": the device takes no task until its upload has arrived.
+    With `gamma` the delay of each task is drawn from a Gamma of this mean and shape (the papers
+    give no shape; 2 is moderately skewed: standard deviation 0.71 of the mean).
     """
 
-    kind: Kind
+    kind: LateKind
     mean_seconds: float
     gamma: bool = False
     shape: float = GAMMA_SHAPE
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
+        if self.kind not in get_args(LateKind):
             raise BadInput(f"fleet.late.kind = {self.kind!r}: allowed is in-flight or busy")
         if not 0 <= self.mean_seconds < inf:
             raise BadInput(f"mean_seconds = {self.mean_seconds}: allowed is 0 or more, finite")
         if not 0 < self.shape < inf:
             raise BadInput(f"fleet.late.shape = {self.shape}: allowed is above 0, finite")
 
-    def extra(self, unit: float) -> float:
-        """Extra seconds of one task; `unit` is a draw from the standard Gamma of this shape."""
-        return self.mean_seconds * unit / self.shape if self.gamma else self.mean_seconds
+    def extra_seconds(self, gamma_draw: float) -> float:
+        """The delay of one task; `gamma_draw` is from the standard Gamma of this shape."""
+        return self.mean_seconds * gamma_draw / self.shape if self.gamma else self.mean_seconds
 
 
 def lateness_from_epochs(
-    kind: Kind,
+    kind: LateKind,
     delay: float,
     epoch_seconds: float,
     gamma: bool = False,
     shape: float = GAMMA_SHAPE,
 ) -> Lateness:
-    """Lateness given in epochs: constant, or with `gamma` the mean of a Gamma.
+    """The lateness for a delay in epochs: constant, or with `gamma` the mean of a Gamma.
 
-    A constant delay is shortened by half an epoch: a regular upload arrives on the border of an
-    epoch, and one that is late by whole epochs would again hit a border, where its staleness
-    hangs on the order of ties. In mid-epoch it is exactly `delay` on a uniform fleet.
+    A constant delay is shortened by half an epoch. An upload in time arrives on an epoch boundary;
+    one that is late by whole epochs would arrive on a boundary too, where its staleness depends on
+    the order of simultaneous events. In mid-epoch it is exactly `delay` on a uniform fleet.
     """
     key = "fleet.late.delay.gamma" if gamma else "fleet.late.delay"
     if not 0 <= delay < inf:
@@ -68,10 +68,11 @@ def lateness_from_epochs(
 def choose_late(
     class_counts: NDArray[np.integer[Any]], classes: Sequence[int], devices: int, seed: int
 ) -> tuple[int, ...]:
-    """Ids, ascending, of the devices with the most examples of the classes; ties to the lower id.
+    """Ascending ids of the `devices` devices with the most examples of `classes`.
 
-    `class_counts` is (devices, classes). Without classes: random devices that have data. A device
-    without a matching example is never chosen, so fewer than `devices` may be late.
+    `class_counts` is (devices, classes); of equal counts the lower id is chosen. Without classes:
+    random devices that have data. Devices without an example of the classes are never chosen, so
+    the result may be shorter.
     """
     if devices < 0:
         raise BadInput(f"fleet.late.devices = {devices}: allowed is 0 or more")

@@ -1,9 +1,9 @@
-"""A plausible mixed fleet of phones, single-board computers and wearables.
+"""Profiles of a mixed fleet of phones, single-board computers and wearables.
 
-The figures are our choice, of the order seen in on-device training; none comes from a paper.
-Within a class each device's compute time carries a lognormal factor (median 1, sigma SPREAD).
-Night devices are reachable only while charging, six to nine hours a day, from a moment drawn
-over the whole day: the nights of a fleet spread over time zones.
+The numbers are our choice, of the magnitude seen in on-device training; none is from a paper.
+The compute times of each device are multiplied by a lognormal factor (median 1, sigma
+SPEED_SIGMA). Night devices are reachable only while charging, six to nine hours a day. The start
+is uniform over the day, as in a fleet spread over time zones.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from latecomer.fleet.shares import apportion
 
 HOUR = 3600.0
 DAY = 24 * HOUR
-SPREAD = 0.3
+SPEED_SIGMA = 0.3
 NIGHT_HOURS = (6.0, 9.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An asymmetric connection."""
+    """An asymmetric network link."""
 
     down: float  # bytes/s
-    up: float
-    latency: float  # seconds
+    up: float  # bytes/s
+    latency: float  # seconds, each way
 
 
 WIFI = Link(5.0e6, 2.0e6, 0.02)
@@ -37,7 +37,7 @@ LINKS = (WIFI, LTE, UMTS)
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """One class of devices; `links` are the chances of Wi-Fi, 4G and 3G."""
+    """Parameters of one class of devices; `links` are the probabilities of Wi-Fi, 4G and 3G."""
 
     name: str
     percent: int
@@ -45,7 +45,7 @@ class DeviceClass:
     seconds_per_task: float
     jitter: float
     links: tuple[float, float, float]
-    night: float  # the chance to be reachable only while charging at night
+    night: float  # probability that a device is reachable only while charging at night
     crash: float
     dropout: float
 
@@ -63,30 +63,30 @@ CLASSES = (
 
 
 def phones(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
-    """The classes in exact shares, shuffled over the ids; see CLASSES and LINKS for the figures."""
+    """Profiles drawn from CLASSES and LINKS: exact class shares, in random order of device ids."""
     rng = stream_rng(seed, RandomStream.PHONES)
-    counts = apportion(devices, [kind.percent for kind in CLASSES])
+    counts = apportion(devices, [device_class.percent for device_class in CLASSES])
     order = rng.permutation(np.repeat(np.arange(len(CLASSES)), counts))
     return tuple(_draw(CLASSES[position], rng) for position in order.tolist())
 
 
-def _draw(kind: DeviceClass, rng: np.random.Generator) -> DeviceProfile:
-    slowness = float(np.exp(SPREAD * rng.standard_normal()))
-    link = LINKS[int(rng.choice(len(LINKS), p=kind.links))]
-    at_night, starts, lasts = rng.random(3).tolist()
+def _draw(device_class: DeviceClass, rng: np.random.Generator) -> DeviceProfile:
+    slowness = float(np.exp(SPEED_SIGMA * rng.standard_normal()))
+    link = LINKS[int(rng.choice(len(LINKS), p=device_class.links))]
+    night_draw, start_draw, length_draw = rng.random(3).tolist()
     shortest, longest = NIGHT_HOURS
-    start = starts * DAY
-    window = (start, start + (shortest + lasts * (longest - shortest)) * HOUR)
+    start = start_draw * DAY
+    window = (start, start + (shortest + length_draw * (longest - shortest)) * HOUR)
     return DeviceProfile(
-        seconds_per_example=kind.seconds_per_example * slowness,
-        seconds_per_task=kind.seconds_per_task * slowness,
+        seconds_per_example=device_class.seconds_per_example * slowness,
+        seconds_per_task=device_class.seconds_per_task * slowness,
         down=link.down,
         up=link.up,
         latency=link.latency,
-        jitter=kind.jitter,
-        windows=(window,) if at_night < kind.night else (),
+        jitter=device_class.jitter,
+        windows=(window,) if night_draw < device_class.night else (),
         period=DAY,
-        dropout=kind.dropout,
-        crash=kind.crash,
-        group=kind.name,
+        dropout=device_class.dropout,
+        crash=device_class.crash,
+        group=device_class.name,
     )

@@ -1,4 +1,4 @@
-"""Fleets by name."""
+"""The fleet presets that `fleet.profile` can name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from latecomer.fleet.trace import read_trace
 
 UNIFORM_SECONDS = 10.0
 
-# PrivaAsyncFed gives the four types and their numbers (3, 3, 2, 2) but no speeds: each type
-# being half as fast as the one before is our choice.
+# Name, weight, slowness. PrivaAsyncFed gives the four types and their numbers (3, 3, 2, 2) but no
+# speeds; halving the speed from type to type is our choice.
 TIERS = (("fast", 3, 1.0), ("medium-fast", 3, 2.0), ("medium-slow", 2, 4.0), ("slow", 2, 8.0))
 TIER_SECONDS_PER_EXAMPLE = 0.01
 TIER_SECONDS_PER_TASK = 1.0
@@ -27,16 +27,16 @@ GAMMA_MEAN = 0.1  # seconds per example
 
 
 def uniform(devices: int) -> tuple[DeviceProfile, ...]:
-    """Every task takes 10 s whatever its data: only `fleet.late` makes anyone late."""
+    """Identical devices: every task takes 10 s, independent of its data; ideal links."""
     return (DeviceProfile(seconds_per_task=UNIFORM_SECONDS),) * devices
 
 
 def tiers(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
-    """Four speeds, 1 : 2 : 4 : 8, held by 3 : 3 : 2 : 2 of the devices in shuffled order.
+    """Devices with compute times 1 : 2 : 4 : 8, in numbers 3 : 3 : 2 : 2, in random order.
 
     PrivaAsyncFed, experimental setup, "Simulation of Device Heterogeneity".
     """
-    made = [
+    by_tier = [
         DeviceProfile(
             seconds_per_example=TIER_SECONDS_PER_EXAMPLE * slowness,
             seconds_per_task=TIER_SECONDS_PER_TASK * slowness,
@@ -51,11 +51,11 @@ def tiers(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
     order = stream_rng(seed, RandomStream.TIERS).permutation(
         np.repeat(np.arange(len(TIERS)), counts)
     )
-    return tuple(made[position] for position in order.tolist())
+    return tuple(by_tier[tier] for tier in order.tolist())
 
 
 def gamma(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
-    """Seconds per example drawn per device from a Gamma of shape 2 and mean 0.1; ideal links."""
+    """Devices whose seconds per example follow a Gamma of shape 2 and mean 0.1; ideal links."""
     rng = stream_rng(seed, RandomStream.GAMMA)
     drawn = rng.gamma(GAMMA_SHAPE, GAMMA_MEAN / GAMMA_SHAPE, devices)
     return tuple(DeviceProfile(seconds_per_example=seconds) for seconds in drawn.tolist())
@@ -63,7 +63,7 @@ def gamma(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named fleet; `build(devices, seed, path)` may return another number than asked."""
+    """A named fleet; `build(devices, seed, path)` of a trace may return another number."""
 
     name: str
     summary: str
@@ -75,7 +75,7 @@ PROFILES: dict[str, Preset] = {
     for preset in (
         Preset(
             "uniform",
-            "every task takes 10 s; only fleet.late makes anyone late (the papers' setting)",
+            "every task takes 10 s; devices are late by fleet.late only (the papers' setting)",
             lambda devices, seed, path: uniform(devices),
         ),
         Preset(

@@ -1,4 +1,4 @@
-"""One random stream per purpose, so that no draw disturbs another."""
+"""Independent random streams of the fleet, one per purpose."""
 
 from enum import IntEnum
 
@@ -8,7 +8,7 @@ from latecomer.errors import BadInput
 
 
 class RandomStream(IntEnum):
-    """Fixed numbers: changing one changes every run."""
+    """Stream numbers by purpose; changing one changes every run."""
 
     TASK = 0xF1EE01
     LATE = 0xF1EE02
@@ -17,8 +17,8 @@ class RandomStream(IntEnum):
     PHONES = 0xF1EE05
 
 
-def stream_rng(seed: int, stream: RandomStream, *place: int) -> np.random.Generator:
-    """The generator of one purpose, at one place within it."""
+def stream_rng(seed: int, stream: RandomStream, *indices: int) -> np.random.Generator:
+    """The generator seeded by the run's seed, the purpose, and e.g. device and task number."""
     if seed < 0:
         raise BadInput(f"seed = {seed}: allowed is 0 or more")
-    return np.random.default_rng([seed, int(stream), *place])
+    return np.random.default_rng([seed, int(stream), *indices])

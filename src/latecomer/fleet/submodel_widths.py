@@ -1,4 +1,4 @@
-"""How wide a model each device carries, by what its hardware declares."""
+"""Sub-model widths by hardware speed: faster devices train wider sub-models."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -10,27 +10,27 @@ from latecomer.fleet.shares import apportion
 
 
 def widths_by_speed(
-    costs: Sequence[float], widths: Sequence[float], shares: Sequence[float]
+    task_seconds: Sequence[float], widths: Sequence[float], shares: Sequence[float]
 ) -> list[float]:
-    """Each device's width: the fastest get the widest, in proportion to `shares`.
+    """The sub-model width of each device: `shares[i]` of the fleet, fastest first, get `widths[i]`.
 
-    `costs` are the devices' nominal task times; of two alike, the first counts as the faster one.
-    PrivaAsyncFed, section III.A.
+    Widths are assigned in descending order. Of devices with equal nominal task times the one with
+    the lower id counts as faster. PrivaAsyncFed, section III.A.
     """
     if len(widths) != len(shares):
         raise BadInput(f"{len(shares)} shares for {len(widths)} widths: each width needs one")
     if min(shares, default=0) < 0 or not any(shares):
         raise BadInput(f"shares {_listed(shares)}: must be 0 or more, and one of them above 0")
     table = sorted(zip(widths, _integers(shares), strict=True), reverse=True)
-    counts = apportion(len(costs), [share for _, share in table])
-    fastest_first = sorted(range(len(costs)), key=lambda device: costs[device])
-    given = [w for (width, _), n in zip(table, counts, strict=True) for w in repeat(width, n)]
-    found = dict(zip(fastest_first, given, strict=True))
-    return [found[device] for device in range(len(costs))]
+    counts = apportion(len(task_seconds), [share for _, share in table])
+    fastest_first = sorted(range(len(task_seconds)), key=lambda device: task_seconds[device])
+    descending = [w for (width, _), n in zip(table, counts, strict=True) for w in repeat(width, n)]
+    by_device = dict(zip(fastest_first, descending, strict=True))
+    return [by_device[device] for device in range(len(task_seconds))]
 
 
 def _integers(shares: Sequence[float]) -> list[int]:
-    """Whole numbers in the same proportions: 0.3 and 0.2 are 3 to 2, as they were meant."""
+    """Integers in the same proportions: 0.3 and 0.2 become 3 and 2, without rounding error."""
     exact = [Fraction(share).limit_denominator(10**6) for share in shares]
     common = lcm(*(share.denominator for share in exact))
     return [int(share * common) for share in exact]

@@ -1,4 +1,4 @@
-"""What becomes of a task: when it reaches a device, and when its update comes back, if ever."""
+"""The virtual times of one task: download, training, upload, lateness, or the loss of the task."""
 
 from math import exp
 from typing import NamedTuple
@@ -12,25 +12,28 @@ from latecomer.fleet.random_streams import RandomStream, stream_rng
 
 
 class TaskTimes(NamedTuple):
-    """The moments of one task; of a lost one, `downloaded` and `trained` tell what was planned."""
+    """Absolute virtual seconds of the steps of one task.
+
+    For a lost task `downloaded` and `trained` are the times without the loss.
+    """
 
     sent: float
     downloaded: float
     trained: float
     arrives: float | None  # the update reaches the server; None if the task is lost
-    free: float | None  # the device can take its next task; None if it has vanished for good
-    lost: float | None = None
-    reported: float | None = None  # the server learns of the loss
-    uploaded: float | None = None  # the upload itself is done; what follows is lateness
+    free: float | None  # the device can take its next task; None after a permanent dropout
+    lost: float | None = None  # crash or dropout
+    reported: float | None = None  # the server is notified of the loss
+    uploaded: float | None = None  # end of the upload without lateness
 
 
 def task_time_rng(seed: int, device: int, number: int) -> np.random.Generator:
-    """The stream of one task: independent of every other, and of the order of events."""
+    """The random generator of one task's times and faults, independent of the order of events."""
     return stream_rng(seed, RandomStream.TASK, device, number)
 
 
 def is_random(profile: DeviceProfile, lateness: Lateness | None) -> bool:
-    """Whether luck has a part in the journeys of this device at all."""
+    """Whether the task times of the device depend on random draws."""
     gamma = lateness is not None and lateness.gamma
     return gamma or profile.jitter > 0 or profile.dropout > 0 or profile.crash > 0
 
@@ -44,18 +47,18 @@ def task_times(
     bytes_down: int,
     bytes_up: int,
 ) -> TaskTimes:
-    """Follow a task sent at `now`; `examples` counts every pass over the device's data.
+    """The times of a task sent at `now`; `examples` counts every pass over the device's data.
 
-    A task sent to a device out of reach waits for its next window. No `rng` is needed where
-    `is_random` says so.
+    A task sent to an unreachable device waits for its next window. `rng` may be None if
+    `is_random` is false.
     """
-    normal, vanish, crash, fraction, unit = 0.0, 1.0, 1.0, 0.0, 0.0
+    normal, dropout, crash, fraction, gamma_draw = 0.0, 1.0, 1.0, 0.0, 0.0
     if rng is not None:
-        # Every draw is made whatever the profile, and the Gamma, whose use of random bits depends
-        # on its shape, is last: switching one feature on must not change the luck of another.
+        # Every number is drawn for every profile, and the Gamma, whose use of random bits depends
+        # on its shape, is last: enabling one feature must not change the draws of another.
         normal = rng.standard_normal()
-        vanish, crash, fraction = rng.random(3).tolist()
-        unit = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
+        dropout, crash, fraction = rng.random(3).tolist()
+        gamma_draw = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
 
     windows, period = profile.windows, profile.period
     slowdown = exp(profile.jitter * normal - profile.jitter**2 / 2) if profile.jitter else 1.0
@@ -64,12 +67,13 @@ def task_times(
     trained = finish(windows, period, downloaded, profile.compute_seconds(examples) * slowdown)
     done = finish(windows, period, trained, profile.upload_seconds(bytes_up))
 
-    vanished = vanish < profile.dropout
-    if vanished or crash < profile.crash:
+    dropped_out = dropout < profile.dropout
+    if dropped_out or crash < profile.crash:
         lost = now + fraction * (done - now)
         reported = lost + profile.detect_seconds
         back = next_open(windows, period, max(lost + profile.restart_seconds, reported))
-        return TaskTimes(now, downloaded, trained, None, None if vanished else back, lost, reported)
-    arrives = done + lateness.extra(unit) if lateness else done
+        free = None if dropped_out else back
+        return TaskTimes(now, downloaded, trained, None, free, lost, reported)
+    arrives = done + lateness.extra_seconds(gamma_draw) if lateness else done
     busy = lateness is not None and lateness.kind == "busy"
     return TaskTimes(now, downloaded, trained, arrives, arrives if busy else done, uploaded=done)

@@ -1,11 +1,11 @@
-"""Device profiles from a CSV file.
+"""Device profiles read from a CSV file.
 
-The header names the columns, in any order. `device` is required: ids from 0, none left out. Then
-any of seconds_per_example, seconds_per_task, down, up, latency, jitter, dropout, crash,
+The header names the columns, in any order. `device` is required: consecutive ids from 0. Optional
+are seconds_per_example, seconds_per_task, down, up, latency, jitter, dropout, crash,
 restart_seconds, detect_seconds, period, group, window_start and window_end, as in DeviceProfile;
-a missing column or an empty cell takes the default. Several rows of one device each add a window;
-their other cells must agree or be empty. Messages count rows as lines of the file: the header is
-row 1.
+a missing column or an empty cell means the default. Each further row of a device adds a window;
+its other cells must be equal or empty. Error messages number rows as lines of the file: the
+header is row 1.
 """
 
 import csv
@@ -20,20 +20,20 @@ COLUMNS = ("device", *ALLOWED, "group", "window_start", "window_end")
 
 @dataclass(slots=True)
 class _Record:
-    """What the rows read so far say of one device."""
+    """The values of one device in the rows read so far."""
 
     cells: dict[str, float | str] = field(default_factory=dict)
-    windows: list[tuple[str, float, float]] = field(default_factory=list)  # with their row
+    windows: list[tuple[str, float, float]] = field(default_factory=list)  # row, start, end
 
 
 def read_trace(path: str) -> tuple[DeviceProfile, ...]:
-    """The profiles of the file, by device id."""
+    """The profiles in the file, in order of device id."""
     if not path:
         raise BadInput("fleet.path = '': profile 'trace' needs the path of a CSV file")
     records: dict[int, _Record] = {}
     for where, row in _rows(path):
-        device = _device(where, row.get("device", ""))
-        _add(records.setdefault(device, _Record()), where, row)
+        device = _device_id(where, row.get("device", ""))
+        _add_row(records.setdefault(device, _Record()), where, row)
     if not records:
         raise BadInput(f"{path}: no devices; a header and at least one row are needed")
     for device in range(len(records)):
@@ -46,7 +46,7 @@ def read_trace(path: str) -> tuple[DeviceProfile, ...]:
 
 
 def _rows(path: str) -> list[tuple[str, dict[str, str]]]:
-    """Each row that is not blank, with where it is: column -> cell, stripped."""
+    """(file and row for messages, {column: stripped cell}) of each row that is not blank."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -65,7 +65,7 @@ def _rows(path: str) -> list[tuple[str, dict[str, str]]]:
         if name not in COLUMNS:
             raise unknown(f"{path}: column", name, COLUMNS)
         if name in header[:position]:
-            raise BadInput(f"{path}: column {name!r} is there twice; allowed is once")
+            raise BadInput(f"{path}: column {name!r} occurs twice; allowed is once")
     if "device" not in header:
         raise BadInput(f"{path}: column 'device' is missing; it is required")
     for where, row in lines[1:]:
@@ -74,7 +74,7 @@ def _rows(path: str) -> list[tuple[str, dict[str, str]]]:
     return [(where, dict(zip(header, row, strict=False))) for where, row in lines[1:]]
 
 
-def _device(where: str, cell: str) -> int:
+def _device_id(where: str, cell: str) -> int:
     try:
         device = int(cell)
     except ValueError:
@@ -91,7 +91,7 @@ def _number(where: str, column: str, cell: str) -> float:
         raise BadInput(f"{where}, column {column} = {cell!r}: allowed is a number") from None
 
 
-def _add(record: _Record, where: str, row: dict[str, str]) -> None:
+def _add_row(record: _Record, where: str, row: dict[str, str]) -> None:
     window = row.get("window_start", ""), row.get("window_end", "")
     if any(window):
         start = _number(where, "window_start", window[0])
@@ -110,7 +110,7 @@ def _add(record: _Record, where: str, row: dict[str, str]) -> None:
                 raise BadInput(f"{where}, column {error}") from None
         if record.cells.setdefault(column, value) != value:
             raise BadInput(
-                f"{where}, column {column} = {cell!r}: an earlier row of this device says "
+                f"{where}, column {column} = {cell!r}: an earlier row of this device has "
                 f"{record.cells[column]!r}; allowed is the same or an empty cell"
             )
 
