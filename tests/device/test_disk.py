@@ -5,22 +5,22 @@ import stat
 import pytest
 import torch
 
-from latecomer.device.disk import DeviceDisk, Kept
+from latecomer.device.disk import DeviceDisk, DeviceState
 from latecomer.errors import BadInput
 
 
 def test_a_new_device_has_kept_nothing(tmp_path):
     kept = DeviceDisk(tmp_path / "d").load()
-    assert (kept.begun, kept.memory, kept.answered, kept.delta) == (0, {}, "", None)
+    assert (kept.started, kept.memory, kept.answered, kept.delta) == (0, {}, "", None)
 
 
 def test_what_is_saved_is_found_again(tmp_path):
     shared = torch.randn(4)
-    told = {"num_examples": 3, "metrics": {"loss": 0.25}, "last": True}
+    answer = {"num_examples": 3, "metrics": {"loss": 0.25}, "last": True}
     memory = {"sent": shared, "model": torch.randn(2, 3), "ledger": torch.ones(1, 4).double()}
-    DeviceDisk(tmp_path).save(Kept(5, memory, "r", "s-9", told, shared))
+    DeviceDisk(tmp_path).save(DeviceState(5, memory, "r", "s-9", answer, shared))
     kept = DeviceDisk(tmp_path).load()
-    assert (kept.begun, kept.run, kept.answered, kept.told) == (5, "r", "s-9", told)
+    assert (kept.started, kept.run, kept.answered, kept.answer) == (5, "r", "s-9", answer)
     assert kept.memory.keys() == memory.keys()
     assert all(torch.equal(kept.memory[name], memory[name]) for name in memory)
     assert kept.memory["ledger"].dtype == torch.float64
@@ -36,7 +36,7 @@ def test_the_secret_is_drawn_once_and_differs_between_devices(tmp_path):
 def test_nobody_else_may_read_it(tmp_path):
     disk = DeviceDisk(tmp_path / "d")
     disk.secret()
-    disk.save(Kept(1))
+    disk.save(DeviceState(1))
     for path in (tmp_path / "d", *(tmp_path / "d").iterdir()):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077
 
@@ -52,12 +52,12 @@ def test_a_damaged_state_is_not_taken_for_a_new_device(tmp_path, content):
 
 def test_half_a_write_leaves_the_old_state(tmp_path, monkeypatch):
     disk = DeviceDisk(tmp_path)
-    disk.save(Kept(1))
+    disk.save(DeviceState(1))
 
     def killed(descriptor):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        disk.save(Kept(2))
-    assert disk.load().begun == 1
+        disk.save(DeviceState(2))
+    assert disk.load().started == 1

@@ -12,7 +12,7 @@ from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.device.program import program_of
-from latecomer.device.training import Plan, local_update, plan_batches, task_rng
+from latecomer.device.training import Plan, local_update, plan_batches, resumed_update, task_rng
 
 SGD = TrainSpec(local_epochs=2, batch_size=8, lr=0.05, momentum=0.9)
 SPECS = {
@@ -154,7 +154,7 @@ def test_a_users_own_plain_network_is_known():
 def test_other_networks_are_left_to_torch(layers):
     model = FlatModel(lambda: nn.Sequential(*layers()), (1, 8, 8), 4)
     assert program_of(model.module, model.layout, (1, 8, 8)) is None
-    assert "does not know" in str(compiled_kernel(model))
+    assert "does not support" in str(compiled_kernel(model))
 
 
 def test_what_the_kernel_does_not_cover():
@@ -188,3 +188,21 @@ def test_diverging_training_is_seen_as_such():
     _, plain, fast = both(model, spec, plan_batches(21, spec, task_rng(0, 0, 0)), x, y)
     assert not torch.isfinite(plain).all()
     assert not torch.isfinite(fast).all()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_training_resumed_after_a_pass_gives_the_same_bits(name):
+    """Momentum and the anchor of `prox` must be carried over."""
+    model, spec = flat_model("mlp", (30,), 4), SPECS[name]
+    found = compiled_kernel(model)
+    assert isinstance(found, CompiledKernel)
+    model.kernel = found
+    x, y = data((30,))
+    plan = plan_batches(21, spec, task_rng(0, 0, 0))
+    params, half = model.init(1), len(plan.order) // 2
+    first, second = Plan(*(p[:half] for p in plan)), Plan(*(p[half:] for p in plan))
+    middle, state = resumed_update(model, params, params, None, x, y, spec, first)
+    stored = [t.clone() for t in (middle, *state)]
+    end, _ = resumed_update(model, middle, params, state, x, y, spec, second)
+    assert torch.equal(end, local_update(model, params, x, y, spec, plan))
+    assert all(torch.equal(a, b) for a, b in zip(stored, (middle, *state), strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.ledger import Ledger, Release
-from latecomer.device.optimizers import sgd, start
+from latecomer.device.optimizers import initial_state, sgd
 from latecomer.device.privacy import (
     Privacy,
     noise_rng,
@@ -109,7 +109,7 @@ def test_noise_of_the_delta_is_what_training_makes_of_it(kind: str, sampling: st
     sizes = [4, 4, 2, 4, 0, 2] if sampling == "poisson" else [4, 4, 2, 4, 4, 2]
     hook = privacy.on_gradient(sizes, 10, SPEC, rng())
     params = torch.zeros(DRAWS)
-    memory = start(params)
+    memory = initial_state(params)
     for step in range(len(sizes)):
         noise = hook(torch.zeros(DRAWS), step)
         params, memory = sgd(params, noise, memory, SPEC, Tensor.add)

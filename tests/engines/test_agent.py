@@ -48,7 +48,7 @@ def asked(agent, key="s-0", run="r", **changes):
 def test_it_trains_as_the_same_client_does(tmp_path):
     agent = an_agent(tmp_path)
     got = asked(agent)
-    expected = Client(0, MODEL, *data(), agent._seed()).perform(a_task())
+    expected = Client(0, MODEL, *data(), agent.seed).perform(a_task())
     assert torch.equal(got.delta, expected.delta)
     assert got.num_examples == 10
 
@@ -118,7 +118,7 @@ def test_a_task_that_comes_again_gets_the_same_answer_and_costs_nothing(tmp_path
     again = asked(an_agent(tmp_path, privacy))  # another process
     assert torch.equal(first.delta, again.delta)
     assert first.epsilon == again.epsilon
-    assert DeviceDisk(tmp_path).load().begun == 1
+    assert DeviceDisk(tmp_path).load().started == 1
 
 
 def test_noise_is_never_used_twice_even_if_the_server_counts_anew(tmp_path):
@@ -143,7 +143,7 @@ def test_a_number_is_used_up_by_a_task_in_which_the_device_dies(tmp_path):
     agent.data = killed
     with pytest.raises(KeyboardInterrupt):
         asked(agent)
-    assert DeviceDisk(tmp_path).load().begun == 1
+    assert DeviceDisk(tmp_path).load().started == 1
 
 
 def test_the_ledger_grows_over_restarts_and_over_runs(tmp_path):
@@ -171,7 +171,7 @@ def test_what_a_strategy_had_it_remember_ends_with_the_run(tmp_path):
     assert "gradient" in DeviceDisk(tmp_path).load().memory
     second = asked(an_agent(tmp_path), "b-0", "b", spec=spec)
     agent = an_agent(tmp_path)
-    alone = Client(0, MODEL, *data(), agent._seed()).perform(a_task(spec=spec, number=1), {})
+    alone = Client(0, MODEL, *data(), agent.seed).perform(a_task(spec=spec, number=1), {})
     assert torch.equal(second.delta, alone.delta)
 
 
@@ -198,4 +198,4 @@ def test_it_trains_the_sub_model_that_the_task_names(tmp_path):
 def test_a_model_of_another_size_is_refused_untrained(tmp_path):
     with pytest.raises(InvalidPayload, match="shape"):
         asked(an_agent(tmp_path), params=torch.zeros(7))
-    assert DeviceDisk(tmp_path).load().begun == 0
+    assert DeviceDisk(tmp_path).load().started == 0

@@ -11,6 +11,7 @@ from latecomer.device.disk import DeviceDisk
 from latecomer.device.flat import flat_model
 from latecomer.device.networks import build_networks
 from latecomer.device.privacy import Privacy
+from latecomer.device.training import Plan, local_update
 from latecomer.engines.agent import Agent
 from latecomer.engines.wire import (
     GoOn,
@@ -53,7 +54,7 @@ class InParts:
 
     def asks(self, parcel):
         agent = Agent("kitchen", self.model, data, self.folder, self.privacy, self.width)
-        self.client = Client(0, self.model, *data(), agent._seed(), self.privacy)
+        self.client = Client(0, self.model, *data(), agent.seed, self.privacy)
         return agent.answer(parcel)
 
     def whole(self, task, news=()):
@@ -83,11 +84,26 @@ def test_parts_give_the_numbers_of_the_whole(tmp_path, program):
     same(got, device.client.perform(task))
 
 
+def rebased_by_hand(client, task, one, two):
+    """One pass from the task's model, two rebased on `one`, and the last rebased on `two`."""
+    plan, (x, y), spec = client.plan(task), data(), task.spec
+    steps = len(plan.order) // spec.local_epochs
+
+    def trained(params, begin, end):
+        part = Plan(*(rows[begin * steps : end * steps] for rows in plan))
+        return local_update(MODEL, params, x, y, spec, part)
+
+    params = trained(task.params, 0, 1)
+    params = trained(one + (params - task.params), 1, 3)
+    return trained(two + (params - one), 3, 4) - two
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_with_newer_models_they_are_those_of_the_simulation(tmp_path, program):
     device, task = InParts(tmp_path), a_task(PROGRAMS[program])
     one, two = MODEL.init(2), MODEL.init(3)
     got = device.whole(task, [(1, 1, one), (3, 2, two)])
+    assert torch.equal(got.delta, rebased_by_hand(device.client, task, one, two))
     offers = (Offer("main", 1, one), Offer("main", 2, two))
     same(got, device.client.perform(replace(task, broadcasts=offers), rebases=((1, 1), (3, 2))))
     assert got.choice == 2
@@ -126,7 +142,7 @@ def test_what_comes_again_is_not_done_again(tmp_path):
     for each in answers:
         same(each, answers[0])
     same(answers[0], device.client.perform(task))
-    assert DeviceDisk(tmp_path).load().begun == 1
+    assert DeviceDisk(tmp_path).load().started == 1
 
 
 def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):

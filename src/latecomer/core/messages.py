@@ -104,6 +104,11 @@ class Task:
         others = self.offers + self.broadcasts
         return choice == 0 or (0 < choice <= len(others) and others[choice - 1] is not None)
 
+    def offer_of(self, lineage: str) -> int:
+        """The number of the offer of this lineage, from 1; 0 if there is none."""
+        lineages = [offer.lineage for offer in self.offers]
+        return lineages.index(lineage) + 1 if lineage in lineages else 0
+
     @property
     def bytes_down(self) -> int:
         return (1 + len(self.offers)) * wire_bytes(self.params)

@@ -10,19 +10,19 @@ from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
 from latecomer.device.ledger import Ledger
+from latecomer.device.local_training import LocalTraining
 from latecomer.device.memory import DeviceMemory, balanced, if_new
 from latecomer.device.networks import Networks
-from latecomer.device.parts import Part
 from latecomer.device.privacy import Privacy, noise_rng
 from latecomer.device.release import release
 from latecomer.device.training import (
     Plan,
     average_loss,
-    continued,
     local_update,
     loss_rms,
     mixed,
     plan_batches,
+    resumed_update,
     task_rng,
 )
 from latecomer.errors import BadInput
@@ -153,40 +153,33 @@ class Client:
         memory = {} if memory is None else memory
         if self.privacy is not None:
             return self._perform_privately(task, memory, self.privacy)
-        choice = self.choose(task)
-        taken, network = task.chosen(choice), self.network(task.submodel)
-        went, base = 0 < choice <= len(task.offers), taken.params
-        plan, begun, local = self.plan(task), 0, base
-        x, y = self.data(task)
-        steps = len(plan.order) // task.spec.local_epochs
+        training = self.start(task)
         for passes, number in rebases:
-            if went and task.chosen(number).lineage != taken.lineage:
-                continue  # news of the branch that it has left
-            part = Plan(*(rows[begun * steps : passes * steps] for rows in plan))
-            if passes > begun:
-                local = local_update(network, local, x, y, task.spec, part)
-            newer = task.chosen(number).params
-            local, base, choice, begun = newer + (local - base), newer, number, passes
-        rest = Plan(*(rows[begun * steps :] for rows in plan)) if begun else plan
-        trained = local_update(network, local, x, y, task.spec, rest)
-        return self.answer(task, trained.sub_(base), choice, memory)
+            newer = task.chosen(number)
+            if training.accepts(task.offer_of(newer.lineage)):
+                self.advance(task, training, passes)
+                training.rebase(number, newer.params)
+        self.advance(task, training, task.spec.local_epochs)
+        return self.answer(task, training.delta, training.choice, memory)
 
-    def begin(self, task: Task) -> Part:
-        """Start on a task that is done in parts; no device with a memory does that."""
+    def start(self, task: Task) -> LocalTraining:
+        """The training of this task before its first step, from the model with the least loss."""
         choice = self.choose(task)
         base = task.chosen(choice).params
-        return Part(choice, choice, base, base, base)
+        return LocalTraining(choice, choice, base, base, base)
 
-    def go_on(self, task: Task, part: Part, until: int) -> None:
-        """Train up to that many passes over the data: the very numbers of `perform`."""
+    def advance(self, task: Task, training: LocalTraining, until: int) -> None:
+        """Train up to `until` passes over the data; in one call or several, the same bits."""
+        if until <= training.passes:
+            return
         plan, network = self.plan(task), self.network(task.submodel)
         steps = len(plan.order) // task.spec.local_epochs
-        rows = Plan(*(rows[part.done * steps : until * steps] for rows in plan))
-        x, y = self.data(task)
-        part.local, part.memory = continued(
-            network, part.local, part.anchor, part.memory, x, y, task.spec, rows
-        )
-        part.done = until
+        part = Plan(*(rows[training.passes * steps : until * steps] for rows in plan))
+        training.params, training.optimizer = resumed_update(
+            network, training.params, training.anchor, training.optimizer, *self.data(task),
+            task.spec, part,
+        )  # fmt: skip
+        training.passes = until
 
     def answer(
         self, task: Task, delta: Tensor, choice: int = 0, memory: DeviceMemory | None = None

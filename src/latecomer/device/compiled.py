@@ -51,6 +51,8 @@ def train(
     table: Ints,
     inputs: Ints,
     whole: Floats,
+    anchor: Floats,
+    velocity: Floats,
     x: Floats,
     y: Ints,
     order: Ints,
@@ -61,10 +63,11 @@ def train(
     prox: float,
     clip: float,
 ) -> None:
-    """Train `whole` in place on the mini-batches `order`, whose real places `mask` marks."""
-    base = whole.copy() if prox != 0.0 else whole
+    """Train `whole` and its momentum `velocity` in place on the mini-batches `order`.
+
+    `mask` is 1 at the real places of a batch, `anchor` the parameters that `prox` pulls to.
+    """
     gradient = np.empty_like(whole)
-    velocity = np.zeros_like(whole)
     width = order.shape[1]
     layers = len(table)
     starts, total = _places(table, width)
@@ -111,7 +114,7 @@ def train(
                 whole[j] -= rate * velocity[j]
         else:
             for j in range(len(whole)):
-                slope = gradient[j] + decay * whole[j] - pull * base[j]
+                slope = gradient[j] + decay * whole[j] - pull * anchor[j]
                 velocity[j] = keep * velocity[j] + slope
                 whole[j] -= rate * velocity[j]
 

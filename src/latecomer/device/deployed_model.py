@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from latecomer.core.messages import ServingSettings
-from latecomer.device.disk import apart, replace_file
+from latecomer.device.disk import replace_file, unshared
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
 from latecomer.device.personalisation import interpolated_params, prior_correction, training_errors
@@ -44,7 +44,7 @@ def save_deployed_model(
     """Put down the model that was sent, and what the device's training has changed in it."""
     told = {"submodel": submodel, "use": asdict(use)}
     tensors = {"params": params} | ({} if change is None else {"change": change})
-    replace_file(folder / FILE, save(apart(tensors), {"told": json.dumps(told)}))
+    replace_file(folder / FILE, save(unshared(tensors), {"told": json.dumps(told)}))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The fast kernel under `local_update`: when it applies, and how it is called."""
+"""The numba kernel of local SGD: which training specs it covers, and the call from torch."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from latecomer.core.messages import TrainSpec
+from latecomer.device.optimizers import OptimizerState, initial_state
 from latecomer.device.program import Program, program_of
 
 if TYPE_CHECKING:
@@ -16,31 +17,45 @@ if TYPE_CHECKING:
 
 
 class CompiledKernel:
-    """Local SGD on a plain network, compiled with numba (the extra `fast`)."""
+    """Local SGD on a sequential network, compiled with numba (the extra `fast`)."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self._limited = False
 
     def covers(self, spec: TrainSpec) -> bool:
+        """Whether the kernel can run this training program."""
         clips = spec.clip == 0 or (self.program.only_linear and spec.clip_norm == 2)
         return spec.optimizer == "sgd" and not spec.last_layer_only and clips
 
-    def train(self, params: Tensor, x: Tensor, y: Tensor, spec: TrainSpec, plan: "Plan") -> Tensor:
-        """What `local_update` computes, to rounding."""
+    def train(
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        state: OptimizerState | None,
+        x: Tensor,
+        y: Tensor,
+        spec: TrainSpec,
+        plan: "Plan",
+    ) -> tuple[Tensor, OptimizerState]:
+        """What `resumed_update` computes, up to rounding."""
         from latecomer.device.compiled import train
 
         if not self._limited:
             # numba multiplies matrices with the BLAS that scipy brings. Ours are small: more than
-            # one thread only costs. The limit takes effect on libraries that are loaded already.
+            # one thread only costs. The limit affects only libraries that are loaded already.
             import_module("scipy.linalg.cython_blas")
             threadpool_limits(1, "blas")
             self._limited = True
         whole = params.detach().clone()
+        state = state or initial_state(whole)
+        velocity = state.first.clone()
         train(
             self.program.table,
             self.program.inputs,
             whole.numpy(),
+            anchor.detach().numpy(),
+            velocity.numpy(),
             x.flatten(1).contiguous().numpy(),
             y.numpy(),
             plan.order.numpy(),
@@ -51,14 +66,14 @@ class CompiledKernel:
             spec.prox,
             spec.clip,
         )
-        return whole
+        return whole, state._replace(first=velocity)
 
 
 def compiled_kernel(model: "FlatModel") -> CompiledKernel | str:
     """The kernel for this model, or the reason why there is none."""
     program = program_of(model.module, model.layout, model.input_shape)
     if program is None:
-        return "the network has layers that the compiled kernel does not know"
+        return "the network has layers that the compiled kernel does not support"
     if find_spec("numba") is None:
         return "numba is not installed (pip install 'latecomer[fast]')"
     return CompiledKernel(program)

@@ -12,7 +12,7 @@ from torch import Tensor
 from latecomer.core.messages import TrainSpec
 from latecomer.device.clipping import clipped_sum, layers_of
 from latecomer.device.flat import FlatModel
-from latecomer.device.optimizers import Memory, rule_named, start
+from latecomer.device.optimizers import OptimizerState, initial_state, optimizer_step
 from latecomer.errors import BadInput
 
 BATCH_STREAM = 1  # keeps this generator apart from others made of the same seed
@@ -119,38 +119,38 @@ def local_update(
     `on_gradient` is there to see them).
     `weighted` says that the mask holds weights, which a functional run takes them for anyway.
     """
-    plain = not functional and not weighted
-    kernel = model.kernel if plain and on_gradient is None else None
-    if kernel is not None and kernel.covers(spec):
-        return kernel.train(params, x, y, spec, plan)
+    if not functional and not weighted and on_gradient is None:
+        return resumed_update(model, params, params, None, x, y, spec, plan)[0]
     return _train(
         model, params, params, None, x, y, spec, plan, on_gradient, functional, ragged, weighted
     )[0]
 
 
-def continued(
+def resumed_update(
     model: FlatModel,
     params: Tensor,
     anchor: Tensor,
-    memory: Memory | None,
+    state: OptimizerState | None,
     x: Tensor,
     y: Tensor,
     spec: TrainSpec,
     plan: Plan,
-) -> tuple[Tensor, Memory]:
-    """As `local_update`, from where an earlier part of the same training ended.
+) -> tuple[Tensor, OptimizerState]:
+    """Parameters and optimiser state after the steps of `plan`, resuming an earlier training.
 
-    `anchor` is where that began, which `spec.prox` pulls to, and `memory` the optimiser's at its
-    end, None at the beginning. Parts give the very numbers of the whole.
+    `anchor` are the parameters at its start, to which `spec.prox` pulls; `state` is that of the
+    optimiser, None at the start. A plan cut into parts gives bit for bit the result of the whole.
     """
-    return _train(model, params, anchor, memory, x, y, spec, plan)
+    if model.kernel is not None and model.kernel.covers(spec):
+        return model.kernel.train(params, anchor, state, x, y, spec, plan)
+    return _train(model, params, anchor, state, x, y, spec, plan)
 
 
 def _train(
     model: FlatModel,
     params: Tensor,
     anchor: Tensor,
-    memory: Memory | None,
+    state: OptimizerState | None,
     x: Tensor,
     y: Tensor,
     spec: TrainSpec,
@@ -159,9 +159,9 @@ def _train(
     functional: bool = False,
     ragged: bool = False,
     weighted: bool = False,
-) -> tuple[Tensor, Memory]:
+) -> tuple[Tensor, OptimizerState]:
     plain = not functional and not weighted
-    rule = rule_named(spec.optimizer)
+    step_of = optimizer_step(spec.optimizer)
     span = model.head if spec.last_layer_only else slice(0, model.layout.size)
     whole = params if functional else params.detach().clone()
     base, moving = anchor[span], whole[span]
@@ -169,7 +169,7 @@ def _train(
     add = Tensor.add if functional else Tensor.add_
     take = _take_batched if functional else _take
     sizes = plan.mask.sum(1).int().tolist() if plain else None
-    memory = memory or start(moving)
+    state = state or initial_state(moving)
     with torch.set_grad_enabled(functional and torch.is_grad_enabled()):
         for step, (index, weights) in enumerate(zip(*map(torch.unbind, plan), strict=True)):
             real: Tensor | None = weights
@@ -183,18 +183,18 @@ def _train(
                 gradient = on_gradient(gradient, step).clone()
             if spec.prox:
                 gradient = add(gradient, moving - base, alpha=spec.prox)
-            moved, remembered = rule(moving, gradient, memory, spec, add)
+            moved, new_state = step_of(moving, gradient, state, spec, add)
             if functional and ragged:
                 live = weights.sum() > 0
                 moved = torch.where(live, moved, moving)
-                remembered = Memory(
+                new_state = OptimizerState(
                     *(
                         new if new is old else torch.where(live, new, old)
-                        for new, old in zip(remembered, memory, strict=True)
+                        for new, old in zip(new_state, state, strict=True)
                     )
                 )
-            moving, memory = moved, remembered
-    return (_join(whole, moving, span) if functional else whole), memory
+            moving, state = moved, new_state
+    return (_join(whole, moving, span) if functional else whole), state
 
 
 def _gradient_function(

@@ -1,4 +1,4 @@
-"""The device's end of a deployment: introduces itself, performs tasks, repeats lost answers."""
+"""Client side of a deployment: registers a device, trains its tasks, stores its state on disk."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from latecomer.core.messages import Offer, ServingSettings, Task, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.client import LEDGER, Client
 from latecomer.device.deployed_model import DeployedModel, load_deployed_model, save_deployed_model
-from latecomer.device.disk import DeviceDisk, Kept, UnderWay
+from latecomer.device.disk import DeviceDisk, DeviceState, OpenTask
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy
@@ -37,17 +37,17 @@ Data = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Agent:
-    """One device: its name, network and data, and a folder that outlives the process.
+    """Answers the messages of a server for one device, whose state is in `folder`.
 
-    Random streams come from the device's own secret and from its own count of tasks. The server
-    knows neither, so it cannot take the noise away; and after a restart it may give a number again
-    that it has given before, which must not bring the same noise twice.
+    Random streams are seeded by a secret of the device and its own count of tasks. The server has
+    neither, so it cannot subtract the privacy noise; and a server that gives a task number twice,
+    after a restart, does not get the same noise twice.
 
-    A task is performed once. If it comes again, because the answer was lost, so does the answer:
-    to train anew would be another release of the data.
+    A task is trained once. If its message comes again because the answer was lost, the stored
+    answer is sent again: training anew would be another release of the data.
 
-    A task may be done in parts of so many passes over the data. Between two of them the device says
-    how far it is, and hears of a newer model if there is one.
+    A task may be trained in parts of whole passes over the data. After each part the device
+    replies with its progress, and the next message may bring a newer model to rebase on.
     """
 
     def __init__(
@@ -63,82 +63,90 @@ class Agent:
         self.networks = model if isinstance(model, Networks) else Networks(model)
         self.disk = DeviceDisk(folder)
 
+    @property
+    def seed(self) -> int:
+        """The seed of the device's random streams, derived from its secret."""
+        return int.from_bytes(sha256(b"seed:" + self.disk.secret()).digest()[:8], "little") >> 1
+
     def introduce(self) -> Payload:
+        """The registration message: name, a key derived from the secret, and sub-model width."""
         key = sha256(b"name:" + self.disk.secret()).hexdigest()
         return encode_introduction(Introduction(self.name, key, self.width))
 
-    def answer(self, parcel: Payload) -> Payload:
-        """Do what the parcel asks for; Refused if it cannot be understood."""
-        if "go-on" in parcel.fields:
-            return self._go_on(parcel)
-        order = decode_task(parcel, self._size_of)
-        key, kept = order.key, self.disk.load()
-        if kept.answered == key:
-            return _repeated(kept)
-        if kept.under_way is not None and kept.under_way.told["task"] == key:
-            # It was sent again: the server does not know how far it is.
-            return _progress(kept.under_way)
-        if kept.run != order.run:
-            # Gradients and models of another run mean nothing here; what was spent stays spent.
-            spent = {name: kept.memory[name] for name in (LEDGER,) if name in kept.memory}
-            kept = Kept(kept.begun, spent, order.run)
-        number, kept.begun = kept.begun, kept.begun + 1
-        kept.under_way = None
-        self.disk.save(kept)  # a device that is killed in mid-task must not use this number again
+    def answer(self, payload: Payload) -> Payload:
+        """Start or resume the task of this message; InvalidPayload if the message is malformed."""
+        if "go-on" in payload.fields:
+            return self._resume(payload)
+        order = decode_task(payload, self._size_of)
+        key, state = order.key, self.disk.load()
+        if state.answered == key:
+            return _stored_answer(state)
+        if state.open_task is not None and state.open_task.fields["task"] == key:
+            return _progress(state.open_task)
+        if state.run != order.run:
+            # Gradients and models of another run are of no use; the privacy ledger is kept.
+            ledger = {name: state.memory[name] for name in (LEDGER,) if name in state.memory}
+            state = DeviceState(state.started, ledger, order.run)
+        number, state.started = state.started, state.started + 1
+        state.open_task = None
+        self.disk.save(state)  # a process killed in mid-task must not use this number again
         client, task = self._client(), replace(order.task, device=0, number=number)
         if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
-            return self._begin(client, kept, parcel, order, task)
-        update = client.perform(task, kept.memory)
-        return self._answered(kept, key, task, update, order.use)
+            return self._start(client, state, payload, order, task)
+        update = client.perform(task, state.memory)
+        return self._answered(state, key, task, update, order.use)
 
-    def _begin(
-        self, client: Client, kept: Kept, parcel: Payload, order: Order, task: Task
+    def _start(
+        self, client: Client, state: DeviceState, payload: Payload, order: Order, task: Task
     ) -> Payload:
-        part = client.begin(task)
-        client.go_on(task, part, order.until)
-        rows = unpack(parcel.array, 1 + len(task.offers), task.params.numel())
-        kept.under_way = UnderWay(dict(parcel.fields), rows, task.number, part)
-        self.disk.save(kept)
-        return _progress(kept.under_way)
+        """Train the first part of a task."""
+        training = client.start(task)
+        client.advance(task, training, order.until)
+        rows = unpack(payload.array, 1 + len(task.offers), task.params.numel())
+        state.open_task = OpenTask(dict(payload.fields), rows, task.number, training)
+        self.disk.save(state)
+        return _progress(state.open_task)
 
-    def _go_on(self, parcel: Payload) -> Payload:
-        kept = self.disk.load()
-        key = parcel.fields.get("go-on")
-        if kept.answered == key:
-            return _repeated(kept)
-        under_way = kept.under_way
-        if under_way is None or under_way.told["task"] != key:
+    def _resume(self, payload: Payload) -> Payload:
+        """Train the next part of the open task, rebased on a newer model if there is one."""
+        state = self.disk.load()
+        key = payload.fields.get("go-on")
+        if state.answered == key:
+            return _stored_answer(state)
+        open_task = state.open_task
+        if open_task is None or open_task.fields["task"] != key:
             raise InvalidPayload("this device is not in the middle of that task")
-        part = under_way.part
-        order = decode_go_on(parcel, part.local.numel())
-        if order.until <= part.done:
-            return _progress(under_way)  # it was sent again
-        stored = Payload(under_way.told, array=pack(*under_way.models.unbind()))
-        begun = decode_task(stored, self._size_of)
-        task = replace(begun.task, device=0, number=under_way.number)
-        if order.newer is not None and (not part.left_for or part.left_for == order.fits):
-            part.take_up(order.number, order.newer)
-            under_way.base = order.name
+        training = open_task.training
+        order = decode_go_on(payload, training.params.numel())
+        if order.until <= training.passes:
+            return _progress(open_task)  # the message came again
+        first = Payload(open_task.fields, array=pack(*open_task.models.unbind()))
+        given = decode_task(first, self._size_of)
+        task = replace(given.task, device=0, number=open_task.number)
+        if order.newer is not None and training.accepts(order.fits):
+            training.rebase(order.number, order.newer)
+            open_task.base = order.name
         client = self._client()
-        client.go_on(task, part, min(order.until, task.spec.local_epochs))
-        if part.done < task.spec.local_epochs:
-            self.disk.save(kept)
-            return _progress(under_way)
-        if part.choice > len(task.offers):
-            task = _with_broadcast(task, part.choice, part.base)
-        update = client.answer(task, part.local - part.base, part.choice, kept.memory)
-        return self._answered(kept, str(key), task, update, begun.use, under_way.base)
+        client.advance(task, training, min(order.until, task.spec.local_epochs))
+        if training.passes < task.spec.local_epochs:
+            self.disk.save(state)
+            return _progress(open_task)
+        if training.choice > len(task.offers):
+            task = _with_broadcast(task, training.choice, training.base)
+        update = client.answer(task, training.delta, training.choice, state.memory)
+        return self._answered(state, str(key), task, update, given.use, open_task.base)
 
     def _answered(
         self,
-        kept: Kept,
+        state: DeviceState,
         key: str,
         task: Task,
         update: Update,
-        use: ServingSettings | None,
+        settings: ServingSettings | None,
         base: str = "",
     ) -> Payload:
-        told = {
+        """The message of this update, after it and the privacy ledger have been stored."""
+        answer = {
             "num_examples": update.num_examples,
             "metrics": dict(update.metrics),
             "noise_std": update.noise_std,
@@ -147,35 +155,37 @@ class Agent:
             "last": update.last,
         }
         if base:
-            told["base"] = base
-        # What it has cost is on disk before it leaves.
-        self.disk.save(Kept(kept.begun, kept.memory, kept.run, key, told, update.delta))
-        self._keep_model(task, update, use)
+            answer["base"] = base
+        self.disk.save(
+            DeviceState(state.started, state.memory, state.run, key, answer, update.delta)
+        )
+        self._store_model(task, update, settings or ServingSettings())
         return encode_update(update, key, base)
 
-    def _keep_model(self, task: Task, update: Update, use: ServingSettings | None) -> None:
-        """For use until the next task. What noise was added to is no change to go by."""
-        use, sent = use or ServingSettings(), task.chosen(update.choice).params
+    def _store_model(self, task: Task, update: Update, settings: ServingSettings) -> None:
+        """Store the model to be used until the next task, with the update to interpolate with.
+
+        A noised update is not stored. Class prior and output bias belong to the task's own model
+        and are left out if training started from an offer.
+        """
+        params = task.chosen(update.choice).params
         if 0 < update.choice <= len(task.offers):
-            use = replace(use, class_prior=(), output_bias=())  # they are of the model it has left
-        change = update.delta if use.interpolation and self.privacy is None else None
+            settings = replace(settings, class_prior=(), output_bias=())
+        delta = update.delta if settings.interpolation and self.privacy is None else None
         try:
-            save_deployed_model(self.disk.folder, sent, change, name_of(task.submodel), use)
+            save_deployed_model(self.disk.folder, params, delta, name_of(task.submodel), settings)
         except OSError as error:
-            log.warning("the model is not kept for use: %s", error)
+            log.warning("the deployed model could not be stored: %s", error)
 
     def load_deployed_model(self) -> DeployedModel:
-        """What the device uses: its last model, made its own."""
+        """The last model that the device trained, personalised with its data."""
         return load_deployed_model(self.disk.folder, self.networks, *self.data())
 
     def _client(self) -> Client:
-        x, y = self.data()
-        return Client(0, self.networks, x, y, self._seed(), self.privacy)
-
-    def _seed(self) -> int:
-        return int.from_bytes(sha256(b"seed:" + self.disk.secret()).digest()[:8], "little") >> 1
+        return Client(0, self.networks, *self.data(), self.seed, self.privacy)
 
     def _size_of(self, name: str) -> tuple[Submodel | None, int]:
+        """The sub-model of that name and its parameter count; InvalidPayload if there is none."""
         for submodel in self.networks.submodels.values():
             network = self.networks(submodel)
             if name_of(submodel) == name and network is not None:
@@ -184,18 +194,17 @@ class Agent:
 
 
 def _with_broadcast(task: Task, number: int, newer: Tensor) -> Task:
-    """The task as the server knows it: the others that it was sent are not needed any more."""
+    """The task with `newer` as its broadcast of that number, and None for the earlier ones."""
     others: tuple[Offer | None, ...] = (None,) * (number - len(task.offers) - 1)
     return replace(task, broadcasts=(*others, Offer("", 0, newer)))
 
 
-def _progress(task: UnderWay) -> Payload:
-    part = task.part
-    number = part.choice if task.base else 0
-    return encode_progress(Progress(part.done, number, task.base), task.told["task"])
+def _progress(task: OpenTask) -> Payload:
+    number = task.training.choice if task.base else 0
+    return encode_progress(Progress(task.training.passes, number, task.base), task.fields["task"])
 
 
-def _repeated(kept: Kept) -> Payload:
-    told = dict(kept.told)
-    base = str(told.pop("base", ""))
-    return encode_update(Update(0, kept.delta, **told), kept.answered, base)
+def _stored_answer(state: DeviceState) -> Payload:
+    answer = dict(state.answer)
+    base = str(answer.pop("base", ""))
+    return encode_update(Update(0, state.delta, **answer), state.answered, base)

@@ -57,8 +57,7 @@ class ResumableTask:
         newer = (*task.offers, *task.broadcasts)[number - 1]
         if newer is None:
             return GoOn(key, self.until)
-        lineages = [offer.lineage for offer in task.offers]
-        fits = lineages.index(newer.lineage) + 1 if newer.lineage in lineages else 0
+        fits = task.offer_of(newer.lineage)
         return GoOn(key, self.until, number, self.names[number], fits, newer.params)
 
     def state(self) -> list[Any]:
