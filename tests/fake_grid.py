@@ -45,7 +45,7 @@ class ToyNode:
     newer: list[tuple[int, GoOn]] = field(default_factory=list)
 
     def __call__(self, kind: str, payload: Payload) -> Payload | str | None:
-        if kind == "hello":
+        if kind == "query":
             return encode_introduction(
                 Introduction(self.name, self.key or f"secret of {self.name}")
             )
@@ -123,7 +123,7 @@ class FakeTransport:
         number = next(self._ids)
         self.sent.append((self.time, node, kind))
         free = self.busy_until.get(node, 0.0)
-        arrives = max(self.time, free) if kind == "hello" else self._arrives(node, payload)
+        arrives = max(self.time, free) if kind == "query" else self._arrives(node, payload)
         answer = self.answers[node](kind, payload)
         if kind == "train":
             self.busy_until[node] = inf if None in (answer, arrives) else arrives

@@ -168,7 +168,7 @@ def test_an_answer_counts_once():
     run.until(20)
     tasks = [f["task"] for f in run.lines("arrival")]
     assert len(tasks) == len(set(tasks))
-    assert all(f["reason"] == "it answers no message that is open" for f in run.lines("refusal"))
+    assert all(f["reason"] == "the reply answers no open message" for f in run.lines("refusal"))
     assert run.lines("refusal")
 
 
@@ -178,7 +178,7 @@ def test_a_reply_nobody_asked_for_is_refused():
     run.transport.again(Delivery("m999", Payload({"task": "s-1"})))
     run.until(6)
     assert run.lines("refusal") == [
-        {"device": None, "task": None, "reason": "it answers no message that is open"}
+        {"device": None, "task": None, "reason": "the reply answers no open message"}
     ]
 
 
@@ -285,7 +285,7 @@ def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
     run.transport.answers[BAD] = back = ToyNode(f"toy-{BAD}")
     run.transport.busy_until[BAD] = 0.0
     run.until(virtual_seconds=500.0)
-    assert [f["reason"] for f in run.lines("away")] == ["the node knows nothing of it any more"]
+    assert [f["reason"] for f in run.lines("away")] == ["the node has lost the task"]
     assert back.asked[0] == silent.asked[0]
     assert not run.lines("drop")
 
@@ -294,9 +294,9 @@ def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
     run.until(virtual_seconds=3000.0)
     assert [kind for _, node, kind in run.transport.sent if node == BAD] == [
-        "hello",
+        "query",
         "train",
-        "hello",
+        "query",
     ]
     assert not run.lines("away")
 
@@ -317,7 +317,7 @@ def test_two_answers_to_one_task_at_one_moment_count_once():
 
 
 def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
-    timeouts = Timeouts(overdue=10.0, look=1.0)
+    timeouts = Timeouts(overdue=10.0, node_poll=1.0)
     slow = ToyFederation(
         nodes={BAD: liar(lambda honest: None)}, timeouts=timeouts, options={"concurrency": 1}
     )
@@ -352,7 +352,7 @@ def test_a_task_is_given_up_in_the_end():
     timeouts = Timeouts(overdue=10.0, give_up=30.0)
     run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, timeouts=timeouts)
     run.until(virtual_seconds=40.0)
-    assert [f["reason"] for f in run.lines("drop")] == ["no answer within 30 s"]
+    assert [f["reason"] for f in run.lines("drop")] == ["no reply within 30 s"]
     assert len(run.server.open_tasks) <= 5
 
 

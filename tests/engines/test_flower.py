@@ -37,7 +37,7 @@ from latecomer.errors import BadInput
 from latecomer.strategies.recipe import build_strategy
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
-SOON = Timeouts(poll=0.05, look=0.05, back_off=0.1)
+SOON = Timeouts(poll=0.05, node_poll=0.05, back_off=0.1)
 
 
 def load_data(context):
@@ -209,7 +209,7 @@ def test_many_open_messages_take_turns():
     grid = Silent(lambda message, context: None, {i: {} for i in range(100)})
     transport = GridTransport(grid, poll=0.01)
     for node in grid.nodes:
-        transport.send(node, "hello", Payload({}))
+        transport.send(node, "query", Payload({}))
     time.sleep(0.5)
     grid.asked = 0
     time.sleep(1.0)

@@ -7,7 +7,7 @@ import torch
 
 from fake_grid import FakeTransport, ToyFederation, ToyNode
 from latecomer.core.checks import Checks
-from latecomer.engines import device_registry as roster
+from latecomer.engines import device_registry
 from latecomer.engines.deployment_loop import DeploymentLoop, Timeouts
 from latecomer.engines.transport import Delivery
 from latecomer.engines.virtual import Bounds
@@ -72,7 +72,7 @@ def test_a_name_that_is_none_gets_no_task(name):
 
 
 def test_names_cannot_be_made_up_without_end(monkeypatch):
-    monkeypatch.setattr(roster, "MOST_DEVICES", 6)
+    monkeypatch.setattr(device_registry, "MAX_DEVICES", 6)
     run = ToyFederation(nodes={100 + i: ToyNode(f"made-up-{i}") for i in range(5)})
     run.until(20)
     assert len(run.lines("introduction")) == 6
@@ -82,7 +82,7 @@ def test_names_cannot_be_made_up_without_end(monkeypatch):
 
 
 def test_nodes_that_come_and_go_leave_nothing_behind():
-    run = ToyFederation(timeouts=Timeouts(look=0.5))
+    run = ToyFederation(timeouts=Timeouts(node_poll=0.5))
     for turn in range(30):
         run.transport.answers[1000 + turn] = lambda kind, payload: Payload({})
         run.until(virtual_seconds=run.loop.now + 1.0)

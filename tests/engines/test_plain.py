@@ -171,6 +171,6 @@ def test_an_answer_counts_once_and_staleness_is_the_servers_own():
         Task(0, 0, 0, MAIN, 99, TrainSpec(), torch.zeros(SIZE)), "k", "r"))  # fmt: skip
     run.transport.again(Delivery("m0", answer))
     run.until(20)
-    assert [f["reason"] for f in run.lines("refusal")] == ["it answers no message that is open"]
+    assert [f["reason"] for f in run.lines("refusal")] == ["the reply answers no open message"]
     tasks = [f["task"] for f in run.lines("arrival")]
     assert len(tasks) == len(set(tasks)) == 20

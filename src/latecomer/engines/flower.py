@@ -25,7 +25,6 @@ FIELDS, METRICS, ARRAYS = "latecomer", "metrics", "arrays"
 CONFIG = "config"
 MODEL = "model"  # our one array
 NUMPY = "numpy.ndarray"  # Flower's word for .npy
-MESSAGE_TYPES: Mapping[Kind, str] = {"hello": "query", "train": "train"}
 LONGEST_TTL = 14 * 86400.0
 # Flower's error codes are private: these are numbers that were seen.
 ERRORS = {
@@ -121,7 +120,7 @@ class GridTransport:
     def send(self, node: int, kind: Kind, payload: Payload) -> str | None:
         from flwr.app import Message
 
-        message = Message(to_records(payload), node, MESSAGE_TYPES[kind], ttl=self.ttl)
+        message = Message(to_records(payload), node, kind, ttl=self.ttl)
         pushed = self._tried("push a message", lambda: set(self.grid.push_messages([message])))
         number = str(message.metadata.message_id)
         if not pushed or not number or number not in pushed:

@@ -1,17 +1,24 @@
-"""Which messages are under way, and what they carry."""
+"""Messages without a reply, and the open tasks that they carry."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from latecomer.engines.resumable_tasks import ResumableTask
 
 
 @dataclass(slots=True)
 class InFlightMessage:
-    """A message that has not been answered; without a task it asks who the node is."""
+    """A message without a reply. `task` is None for a query that asks for an introduction.
 
-    counter: int
+    number: order among replies that are collected at the same moment.
+    sent_at: seconds of the run's clock; a resumable task keeps the time of its first message.
+    overdue: `Timeouts.overdue` has passed, and the server was notified.
+    probed: the node was queried whether it still has the task.
+    """
+
+    number: int
     node: int
-    sent: float
+    sent_at: float
     device: int = -1
     task: int | None = None
     overdue: bool = False
@@ -19,42 +26,39 @@ class InFlightMessage:
 
 
 class InFlightMessages:
-    """All messages without an answer, and the tasks they belong to."""
+    """All messages without a reply, by message id, and the state of every open task, by task id."""
 
     def __init__(self) -> None:
-        self.open: dict[str, InFlightMessage] = {}  # by message
-        self.busy: dict[int, str] = {}  # node -> the message it works on
-        self.newest: dict[int, str] = {}  # task -> the last message that carried it
-        self.keys: dict[int, str] = {}  # task -> the name that it has for ever
-        self.missing: dict[
-            int, InFlightMessage
-        ] = {}  # task -> as if sent, while its device is not there
-        self.probes: dict[str, str] = {}  # a question to a node -> the message it has long had
-        self.lost: dict[int, float] = {}  # task -> when its device, or an answer, was first lost
-        self.resumable: dict[int, ResumableTask] = {}  # of tasks that are done in parts
+        self.open: dict[str, InFlightMessage] = {}
+        self.busy: dict[int, str] = {}  # node -> id of the task message that it works on
+        self.keys: dict[int, str] = {}  # unique across restarts, unlike the task's id
+        self.last_message: dict[int, str] = {}  # id of the last message that carried the task
+        self.unsent: dict[int, InFlightMessage] = {}  # its device is absent, or busy with another
+        self.lost_since: dict[int, float] = {}  # when its device or its reply was first lost
+        self.resumable: dict[int, ResumableTask] = {}
 
-    def took_off(self, message: str, flight: InFlightMessage) -> None:
-        self.open[message] = flight
-        if flight.task is not None:
-            self.busy[flight.node] = message
-            self.newest[flight.task] = message
-            self.missing.pop(flight.task, None)
+    def add(self, message_id: str, message: InFlightMessage) -> None:
+        self.open[message_id] = message
+        if message.task is not None:
+            self.busy[message.node] = message_id
+            self.last_message[message.task] = message_id
+            self.unsent.pop(message.task, None)
 
-    def landed(self, message: str) -> InFlightMessage | None:
-        """The flight of this message, which is over; its node is free."""
-        flight = self.open.pop(message, None)
-        if flight is not None and self.busy.get(flight.node) == message:
-            del self.busy[flight.node]
-        return flight
+    def remove(self, message_id: str) -> InFlightMessage | None:
+        """Expect no reply to this message any more; its node is free. None if it is not open."""
+        message = self.open.pop(message_id, None)
+        if message is not None and self.busy.get(message.node) == message_id:
+            del self.busy[message.node]
+        return message
 
     def usable(self, task: int) -> tuple[int, ...]:
-        """The broadcasts that the update of this task may still be from."""
+        """Numbers of the broadcasts that the update of this task can still be from."""
         return self.resumable[task].usable if task in self.resumable else ()
 
-    def closed(self, task: int) -> None:
-        """Nobody waits for this task any more."""
-        self.lost.pop(task, None)
-        self.keys.pop(task, None)
-        self.newest.pop(task, None)
-        self.missing.pop(task, None)
-        self.resumable.pop(task, None)
+    def close_task(self, task: int) -> None:
+        """Forget everything about a task that ended or failed."""
+        by_task: tuple[dict[int, Any], ...] = (
+            self.keys, self.last_message, self.unsent, self.lost_since, self.resumable
+        )  # fmt: skip
+        for each in by_task:
+            each.pop(task, None)

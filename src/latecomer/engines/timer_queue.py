@@ -1,4 +1,4 @@
-"""What the federation loop has to see to, by time and in the order in which it was asked for."""
+"""The timer queue of the deployment loop: items ordered by due time, then by creation."""
 
 import heapq
 from collections.abc import Iterable
@@ -8,41 +8,41 @@ from latecomer.core.messages import Failed, Left, Ready, TimerExpired
 from latecomer.engines.transport import Delivery
 from latecomer.engines.virtual import BroadcastSent
 
-ROUNDING = 1e-9  # seconds; the sum of the lives of a run is not exact
+ROUNDING = 1e-9  # seconds; the time of a resumed run is a sum of floats
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A device has had this task for a long time."""
+    """A task has been without a reply for `Timeouts.overdue` seconds."""
 
     device: int
     task: int
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """A message has been without an answer for too long."""
+class ReplyTimeout:
+    """A message has been without a reply for too long: its reply is no longer expected."""
 
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """A node has answered a later message than this one."""
-
-    message: str
+    message_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class HelloAgain:
-    """A node may be asked once more who it is."""
+class LostByNode:
+    """A node has answered a later message than this one, so it has lost this one."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryNode:
+    """The back-off of a node that failed to introduce its device is over."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A device may be written to again."""
+class BackOffOver:
+    """The back-off of a device is over."""
 
     device: int
 
@@ -55,39 +55,44 @@ Item = (
     | BroadcastSent
     | Delivery
     | Overdue
-    | GiveUp
-    | Forgotten
-    | HelloAgain
-    | Again
+    | ReplyTimeout
+    | LostByNode
+    | QueryNode
+    | BackOffOver
 )
-# What the server is waiting for outlives the process; the rest is found anew.
-KEPT = Ready | TimerExpired | Failed | BroadcastSent
+# What the server waits for is saved in checkpoints; the loop finds the rest again after a restart.
+SAVED = Ready | TimerExpired | Failed | BroadcastSent
 
 
 class TimerQueue:
-    """A heap of (time, counter, item); the counter makes ties deterministic."""
+    """A heap of (due time, number, item); the number makes ties deterministic."""
 
-    def __init__(self, timers: Iterable[tuple[float, int, Item]] = (), counter: int = 0) -> None:
-        self._heap = list(timers)
-        heapq.heapify(self._heap)
-        self.counter = counter
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self.number = 0
 
     def push(self, time: float, item: Item) -> None:
-        heapq.heappush(self._heap, (time, self.count(), item))
+        heapq.heappush(self._heap, (time, self.next_number(), item))
 
-    def count(self) -> int:
-        self.counter += 1
-        return self.counter
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
 
-    def before(self, time: float) -> float:
-        """When the next item is due, at the latest `time`."""
-        return min(time, self._heap[0][0]) if self._heap else time
+    def next_due(self, limit: float) -> float:
+        """The due time of the first item, or `limit` if that is earlier."""
+        return min(limit, self._heap[0][0]) if self._heap else limit
 
-    def due(self, now: float) -> Iterable[tuple[int, Item]]:
-        """What is due by now, and no longer here afterwards."""
+    def pop_due(self, now: float) -> Iterable[tuple[int, Item]]:
+        """Remove and yield the items that are due."""
         while self._heap and self._heap[0][0] <= now + ROUNDING:
-            _, counter, item = heapq.heappop(self._heap)
-            yield counter, item
+            _, number, item = heapq.heappop(self._heap)
+            yield number, item
 
-    def kept(self) -> list[tuple[float, int, Item]]:
-        return [each for each in self._heap if isinstance(each[2], KEPT)]
+    def saved(self) -> list[tuple[float, int, Item]]:
+        """The items that belong in a checkpoint."""
+        return [entry for entry in self._heap if isinstance(entry[2], SAVED)]
+
+    def restore(self, entries: Iterable[tuple[float, int, Item]], number: int) -> None:
+        self._heap = list(entries)
+        heapq.heapify(self._heap)
+        self.number = number

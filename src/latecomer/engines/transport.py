@@ -1,4 +1,4 @@
-"""What the federation loop needs of whatever carries its messages."""
+"""The interface of whatever carries messages between the deployment loop and nodes."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Literal, Protocol
 
 from latecomer.engines.wire import Payload
 
-Kind = Literal["hello", "train"]
+Kind = Literal["query", "train"]  # a query asks for the introduction of the node's device
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The reply to a message, or, without a payload, the news that there will be none.
+    """The reply to a message; without a payload, the `error` because of which there is none.
 
-    `lost`: the message or its reply went astray, or the node did. Its device has refused nothing.
+    `lost`: the message, its reply or the node was lost on the way; the device made no error.
     """
 
     message: str
@@ -23,28 +23,28 @@ class Delivery:
 
 
 class Transport(Protocol):
-    """Carries payloads to nodes and brings back replies. It has the clock, too.
+    """Sends payloads to nodes, collects their replies, and has the clock.
 
-    Nothing here raises for what a node does or for a network that is away. `serial` tells that a
-    node handles one message at a time.
+    No method raises for a fault of a node or of the network. `serial`: a node handles one message
+    at a time.
     """
 
     serial: bool
 
     def now(self) -> float:
-        """Seconds since any fixed moment."""
+        """Seconds since an arbitrary fixed moment."""
 
     def nodes(self) -> Collection[int]:
-        """The nodes that can be written to at present."""
+        """The nodes that are connected."""
 
     def send(self, node: int, kind: Kind, payload: Payload) -> str | None:
-        """The id of the message; None if it was not taken."""
+        """Send a message and return its id; None if it was not taken."""
 
     def collect(self, until: float) -> list[Delivery]:
-        """All replies of the next moment there are any; none if there are none by `until`."""
+        """Wait for the next replies, at most until `until`; all that arrived at that moment."""
 
     def forget(self, message: str) -> None:
-        """Nobody waits for a reply to this message any more."""
+        """Expect no reply to this message any more."""
 
     def close(self) -> None:
-        """Nobody waits for any reply any more."""
+        """Expect no reply to any message any more."""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from latecomer.core.codec import decode, encode, storable
 from latecomer.errors import BadInput
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Checkpoints:

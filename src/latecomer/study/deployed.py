@@ -87,7 +87,7 @@ class Deployment:
     def _resumed(self) -> Note:
         """Which life of which run begins, and which tasks of earlier ones are sent again."""
         keys = self.loop.in_flight.keys
-        names = {"run": self.loop.name, "session": self.loop.session}
+        names = {"run": self.loop.shared.run_id, "session": self.loop.shared.session}
         return Note("resume", {"version": self.saved, **names, "open": [*keys.values()]})
 
     def run(self, bounds: Bounds) -> str:
@@ -117,7 +117,9 @@ class Deployment:
         }
         commits = self.server.store.commits
         # A name that no earlier life has used, even for as many commits.
-        self.checkpoints.save(state, f"commits-{commits}-{self.loop.session}-{self.loop.now:.6f}")
+        self.checkpoints.save(
+            state, f"commits-{commits}-{self.loop.shared.session}-{self.loop.now:.6f}"
+        )
         self.saved = commits
 
     def _restore(self) -> int:
