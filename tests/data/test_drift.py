@@ -49,7 +49,7 @@ def values(examples: Examples) -> list[float]:
     return examples.x[:, 0].tolist()
 
 
-def test_growing_data_keep_what_they_had() -> None:
+def test_growing_data_keep_earlier_examples() -> None:
     made = lay_out()
     stream = client_data_streams(made, drift("grow", first=0.1), 1)[0]
     all_of_it = sorted(values(made.clients[0].train))
@@ -74,14 +74,14 @@ def test_replacing_r_examples_per_epoch() -> None:
         return sum(a != b for a, b in zip(values(stream.train(time)), own, strict=True))
 
     assert [changed(t) for t in (0, 10, 12, 20, 73, 74, 1000)] == [0, 0, 1, 5, 31, 32, 32]
-    # The device's own test data move at the same pace: half of them when half of the others.
+    # The device's test part is replaced at the same rate.
     test = values(made.clients[0].test)
     moved = sum(a != b for a, b in zip(values(stream.test(42)), test, strict=True))
     assert moved == len(test) // 2
     assert stream.train(42).y.tolist() == made.clients[0].train.y.tolist()
 
 
-def test_replacing_there_and_back() -> None:
+def test_replacing_with_repeat_restores_the_first_domain() -> None:
     made = lay_out()
     there = drift("replace", per_second=1.0, second="relabelled", repeat=True)
     stream = client_data_streams(made, there, 1)[0]
@@ -106,7 +106,7 @@ def test_replacing_by_another_source_keeps_the_labels() -> None:
     assert not set(values(after)) & set(values(stream.test(1000)))
 
 
-def test_a_second_domain_must_be_alike() -> None:
+def test_a_second_domain_must_have_the_same_shape_and_classes() -> None:
     with pytest.raises(BadInput, match=r"shape \(3,\), the first of \(2,\)"):
         lay_out(Dataset(x=np.zeros((10, 3), np.float32), y=np.arange(10) % 5))
     with pytest.raises(BadInput, match="too few examples of '2'"):
@@ -126,7 +126,7 @@ def test_a_transition_from_the_earlier_half_to_the_later() -> None:
     assert max(values(stream.test(0))) < min(values(stream.test(200)))
 
 
-def test_a_shift_renames_classes_on_some_devices() -> None:
+def test_a_shift_relabels_some_devices() -> None:
     made = lay_out()
     found = client_data_streams(made, drift("shift", share=0.5), 1)
     changed = [
@@ -147,7 +147,7 @@ def test_a_shift_renames_classes_on_some_devices() -> None:
     times=st.lists(st.floats(0, 300), min_size=1, max_size=6),
 )
 def test_data_are_a_pure_function_of_time(kind: str, times: list[float]) -> None:
-    """Whatever was asked for before, in whatever order, and however often it was built."""
+    """The data at a time do not depend on earlier queries, their order, or the stream object."""
     made = lay_out(devices=2)
     one, other = (client_data_streams(made, drift(kind, per_second=0.3), 1)[0] for _ in range(2))
     seen = {time: values(one.train(time)) for time in times}
@@ -155,7 +155,7 @@ def test_data_are_a_pure_function_of_time(kind: str, times: list[float]) -> None
         assert values(other.train(time)) == seen[time]
 
 
-def test_in_one_place_all_parts_change() -> None:
+def test_concatenated_streams_change_with_every_part() -> None:
     made = lay_out()
     parts = [each.train for each in client_data_streams(made, drift("grow"), 1)]
     together = concatenate_streams(parts)

@@ -6,7 +6,7 @@ LABELS = np.array([0, 1, 1, 0, 1, 2, 0, 2, 2])
 SHARES = [np.array([0, 1, 2]), np.array([3, 4, 5]), np.array([6, 7, 8])]
 
 
-def test_others_than_its_holders_lose_a_class() -> None:
+def test_a_class_is_removed_from_devices_that_are_not_holders() -> None:
     seen = []
 
     def most(counts: np.ndarray) -> list[int]:
@@ -19,12 +19,12 @@ def test_others_than_its_holders_lose_a_class() -> None:
     assert [share.tolist() for share in left] == [[0, 1, 2], [3, 5], [6, 7, 8]]
 
 
-def test_several_classes_may_leave_nothing() -> None:
+def test_a_device_may_lose_all_its_examples() -> None:
     left, _ = ExclusiveClasses((0, 2), lambda counts: (0, 1)).restrict(SHARES, LABELS, 3)
     assert [share.tolist() for share in left] == [[0, 1, 2], [3, 4, 5], []]
 
 
-def test_devices_to_be_tested_on_hold_nothing_and_lose_nothing() -> None:
+def test_held_out_devices_are_no_holders_and_keep_their_rows() -> None:
     exclusive = ExclusiveClasses((1,), lambda counts: [int(counts[:, 1].argmax())])
     left, holders = exclusive.restrict(SHARES, LABELS, 3, held_out=[0])
     assert holders == (1,)

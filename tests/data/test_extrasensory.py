@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latecomer.data.extrasensory import COLUMNS, EXCLUSIVE, SENSORS, USUAL
+from latecomer.data.extrasensory import COLUMNS, MAIN_ACTIVITIES, PAPER_SENSORS, SENSORS
 from latecomer.data.options import SourceOptions
 from latecomer.data.sources import load
 from latecomer.errors import BadInput
@@ -25,13 +25,13 @@ WIDTHS = {
     "discrete:time_of_day": 8,
 }
 FEATURES = [f"{block}:f{i}" for block, width in WIDTHS.items() for i in range(width)]
-LABELS = [*EXCLUSIVE, "OR_indoors", *(f"OTHER_{i}" for i in range(44))]
+LABELS = [*MAIN_ACTIVITIES, "OR_indoors", *(f"OTHER_{i}" for i in range(44))]
 HEADER = ["timestamp", *FEATURES, *(f"label:{name}" for name in LABELS), "label_source"]
 
 
 def row(time: int, value: float, labels: dict[str, str], missing: str) -> list[str]:
-    said = [labels.get(name, missing) for name in LABELS]
-    return [str(time), *([str(value)] * (len(FEATURES) - 1)), missing, *said, "2"]
+    values = [labels.get(name, missing) for name in LABELS]
+    return [str(time), *([str(value)] * (len(FEATURES) - 1)), missing, *values, "2"]
 
 
 def write(folder: Path, user: str, rows: list[list[str]], header: list[str] = HEADER) -> Path:
@@ -62,17 +62,17 @@ def two_users(folder: Path, missing: str = "nan") -> None:
 def test_the_layout_is_the_published_one() -> None:
     assert len(HEADER) == COLUMNS == 278
     assert len(LABELS) == 51
-    assert sum(WIDTHS[SENSORS[sensor]] for sensor in USUAL) == 161
+    assert sum(WIDTHS[SENSORS[sensor]] for sensor in PAPER_SENSORS) == 161
 
 
 @pytest.mark.parametrize("missing", ["nan", ""])
 def test_six_exclusive_labels(tmp_path: Path, missing: str) -> None:
     two_users(tmp_path, missing)
     data = load("extrasensory", str(tmp_path))
-    assert data.class_names == EXCLUSIVE
+    assert data.class_names == MAIN_ACTIVITIES
     assert data.subject is not None
     assert data.subject.tolist() == ["A", "B", "B"]
-    # In order of time, whatever the order in the file.
+    # In order of time, for any order in the file.
     assert data.x[:, 0].tolist() == [5, 1, 3]
     assert [data.class_names[label] for label in data.y] == [
         "FIX_walking",
@@ -81,8 +81,8 @@ def test_six_exclusive_labels(tmp_path: Path, missing: str) -> None:
     ]
     assert data.x.shape == (3, 161)
     assert data.notes == (
-        "2 of 6 rows carry no label and are dropped",
-        "1 of 6 rows carry several labels and are dropped",
+        "2 of 6 rows have no label and are dropped",
+        "1 of 6 rows have several labels and are dropped",
         "1 of 3 users have no labelled row: C",
     )
 

@@ -16,7 +16,7 @@ SPLIT = (0.64, 0.16, 0.2)
 
 
 def numbered(n: int, classes: int = 2, **fields: Any) -> Dataset:
-    """Example i has the value i + 1, so that every example can be told apart."""
+    """Example i has the value i + 1, so that every example is unique."""
     x = np.arange(1, n + 1, dtype=np.float32).reshape(-1, 1)
     return Dataset(x=x, y=np.arange(n) % classes, **fields)
 
@@ -70,7 +70,7 @@ def test_split_sizes(size: int, expected: tuple[int, ...]) -> None:
     test=st.sampled_from(["fair", "held-out-clients", "official"]),
     seed=st.integers(0, 1000),
 )
-def test_nothing_is_lost_or_doubled(
+def test_every_example_is_in_exactly_one_part(
     n: int, devices: int, partition: str, test: str, seed: int
 ) -> None:
     data = numbered(n, test=np.arange(n) >= n - 2)
@@ -126,7 +126,7 @@ def test_official_keeps_the_marked_rows_apart() -> None:
     assert all(len(client.test.y) == 2 for client in made.clients)
 
 
-def test_subjects_win_over_devices() -> None:
+def test_the_number_of_subjects_overrides_the_number_of_devices() -> None:
     subject = np.repeat([30, 10, 20], 10)
     made = lay_out(numbered(30, subject=subject), partition="by-subject", devices=5)
     assert len(made.clients) == 3
@@ -177,7 +177,7 @@ def test_local_scale_uses_each_devices_own_training_part() -> None:
     torch.testing.assert_close(made.test.x, expected.float())
 
 
-def test_local_scale_of_held_out_devices_is_their_own() -> None:
+def test_local_scale_of_held_out_devices_uses_their_test_part() -> None:
     made = lay_out(numbered(100), devices=10, test="held-out-clients", scale="local")
     for client in made.clients:
         if len(client.train.y) == 0:
@@ -185,7 +185,7 @@ def test_local_scale_of_held_out_devices_is_their_own() -> None:
             torch.testing.assert_close(client.test.x.std(correction=0), torch.tensor(1.0))
 
 
-def test_a_feature_a_device_never_saw_takes_the_pooled_mean() -> None:
+def test_a_feature_unobserved_on_a_device_has_the_pooled_mean() -> None:
     x = np.ones((20, 2), dtype=np.float32)
     x[:10, 1] = NAN
     x[10:, 1] = np.arange(10)
@@ -233,7 +233,7 @@ def test_notes_on_empty_devices_and_absent_classes() -> None:
         ({"partition": "by-subject"}, "needs data with a subject"),
         ({"test": "official"}, "needs data that mark their test rows"),
         ({"test": "held-out-clients", "devices": 1}, "at least 2 devices with data"),
-        ({"devices": 40}, "leaves no example for the central test set"),
+        ({"devices": 40}, "gives an empty central test set"),
         ({"split": (0.5, 0.1, 0.1)}, "split is .*; expected three shares"),
         ({"split": (0.0, 0.5, 0.5)}, "with train above 0"),
         ({"split": (1.5, -1.0, 0.5)}, "expected three shares"),
@@ -254,7 +254,7 @@ def test_official_needs_some_rows_but_not_all(marked: int) -> None:
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "one-class", "by-subject"])
 @pytest.mark.parametrize("devices", [3, 17])
 def test_global_scaling_is_scaling_the_pooled_data(partition: str, devices: int) -> None:
-    """To 1e-6, whatever the split, with missing values, a constant and a far-off feature."""
+    """To 1e-6, for any partition, with missing values, a constant and a far-off feature."""
     rng = np.random.default_rng(7)
     y = rng.integers(0, 3, 200)
     x = rng.normal(size=(200, 5)) + y[:, None]
@@ -300,10 +300,10 @@ def test_replicas_by_name_of_the_class() -> None:
         lay_out(data, augment="base", replicas={"rum": 3})
 
 
-def test_examples_outside_of_all_windows_are_told() -> None:
+def test_a_note_counts_examples_outside_of_all_windows() -> None:
     made = lay_out(numbered(40), partition="time-window", window=6)
     assert len(held(made)) == 24
-    assert made.notes[0] == "16 of 40 examples lie in no device's window"
+    assert made.notes[0] == "16 of 40 examples are in no device's window"
 
 
 def test_notes_of_the_data_come_first() -> None:
@@ -322,7 +322,7 @@ def test_only_the_holders_of_an_exclusive_class_have_it() -> None:
     lost = len(held(plain)) - len(held(tied))
     (note,) = set(tied.notes) - set(plain.notes)
     left_out = f"{lost} of 400 examples are left out"
-    assert note == f"{left_out}: fleet.late.only leaves their class to 1 devices"
+    assert note == f"{left_out}: fleet.late.only restricts their class to 1 devices"
     assert tied.holders == (1,)
 
 

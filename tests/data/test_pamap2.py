@@ -68,7 +68,7 @@ def test_choices(tmp_path: Path) -> None:
     assert data.class_names == ("walking", "watching TV")
     assert data.x.shape[1:] == (4, 10)
     assert data.x[0, 0, 0] == pytest.approx(14.2)  # row 14, column 21 of the published table
-    assert "12 of 43 rows are in no window: an activity not asked for" in data.notes
+    assert "12 of 43 rows are in no window: an activity not in data.activities" in data.notes
 
 
 def test_no_orientation_and_no_saturated_acceleration(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_damaged_files(tmp_path: Path, lines: list[str], message: str) -> None:
 
 
 def test_a_wrong_folder(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="Protocol is not here"):
+    with pytest.raises(BadInput, match="there is no Protocol"):
         load("pamap2", str(tmp_path))
     (tmp_path / "Protocol").mkdir()
     with pytest.raises(BadInput, match=r"no subject10N\.dat"):

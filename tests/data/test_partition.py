@@ -75,7 +75,7 @@ def test_dirichlet_follows_the_prior() -> None:
 def test_one_class_shares_devices_in_proportion() -> None:
     y = np.repeat([3, 5, 9], [60, 30, 1])
     shares = one_class(y, 7, rng())
-    # 60 and 30 examples on 4 and 2 devices, and 1 on its own; the classes take turns.
+    # 60 and 30 examples on 4 and 2 devices, and 1 on one device; ids cycle through the classes.
     assert [sorted(set(y[share].tolist())) for share in shares] == [
         [3],
         [5],
@@ -143,5 +143,5 @@ def test_a_short_window_holds_one_class_and_a_long_one_many() -> None:
 
 
 def test_a_window_too_long_for_the_devices() -> None:
-    with pytest.raises(BadInput, match=r"data\.window = 21: 3 devices leave stretches of 20"):
+    with pytest.raises(BadInput, match=r"data\.window = 21: 3 devices have stretches of 20"):
         time_window(3, 60, None, 21)

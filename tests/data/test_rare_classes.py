@@ -14,7 +14,7 @@ DATA = Dataset(
 )
 
 
-def test_rare_classes_go_and_the_others_close_up() -> None:
+def test_rare_classes_are_dropped_and_labels_stay_consecutive() -> None:
     left = drop_rare_classes(DATA, 2)
     assert left.class_names == ("sit", "walk")
     assert left.y.tolist() == [0, 0, 1, 1, 1]
@@ -22,7 +22,7 @@ def test_rare_classes_go_and_the_others_close_up() -> None:
     assert left.notes == ("classes of fewer than 2 examples are dropped: run (1)",)
 
 
-def test_nothing_rare_nothing_done() -> None:
+def test_without_rare_classes_the_dataset_is_unchanged() -> None:
     assert drop_rare_classes(DATA, 0) is DATA
     assert drop_rare_classes(DATA, 1) is DATA
 

@@ -20,7 +20,7 @@ FOLDER = Path(os.environ.get("LATECOMER_DATA") or ROOT.parent / "shared" / "data
 def real(name: str) -> str:
     path = FOLDER / name
     if not path.is_file():
-        pytest.skip(f"{name} is not here; set LATECOMER_DATA to the folder that holds it")
+        pytest.skip(f"{name} is missing; set LATECOMER_DATA to its folder")
     return str(path)
 
 
@@ -58,7 +58,7 @@ def test_mnist() -> None:
 def folder(name: str) -> Path:
     path = FOLDER / name
     if not path.is_dir():
-        pytest.skip(f"{name} is not here; set LATECOMER_DATA to the folder that holds it")
+        pytest.skip(f"{name} is missing; set LATECOMER_DATA to its folder")
     return path
 
 
@@ -69,7 +69,7 @@ def test_extrasensory() -> None:
     assert data.subject is not None
     assert len(np.unique(data.subject)) == 10
     assert 0.1 < np.isnan(data.x).mean() < 0.2
-    assert data.notes == ("1911 of 23887 rows carry no label and are dropped",)
+    assert data.notes == ("1911 of 23887 rows have no label and are dropped",)
 
 
 def test_extrasensory_columns_are_the_published_ones() -> None:
@@ -77,16 +77,16 @@ def test_extrasensory_columns_are_the_published_ones() -> None:
     assert len(columns) == extrasensory.COLUMNS
     labels = [name.removeprefix("label:") for name in columns if name.startswith("label:")]
     assert len(labels) == 51
-    assert set(extrasensory.EXCLUSIVE) <= set(labels)
+    assert set(extrasensory.MAIN_ACTIVITIES) <= set(labels)
     blocks = {name.split(":")[0] for name in columns[1:226]}
     assert blocks <= {name.split(":")[0] for name in extrasensory.SENSORS.values()}
 
 
 def test_uci_har_rows_are_the_published_ones(tmp_path: Path) -> None:
-    """The official labels and subjects, with features of our own: 10,299 rows and no note."""
+    """The official labels and subjects, with random features: 10,299 rows and no note."""
     root = tmp_path / "UCI HAR Dataset"
     shutil.copytree(folder("formats") / "uci_har", root, copy_function=shutil.copyfile)
-    for split, rows in uci_har.PUBLISHED.items():
+    for split, rows in uci_har.PUBLISHED_ROWS.items():
         line = " 0.0000000e+000" * uci_har.FEATURES + "\n"
         (root / split).chmod(0o755)
         (root / split / f"X_{split}.txt").write_text(line * rows)

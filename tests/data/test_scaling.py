@@ -77,6 +77,6 @@ def test_a_constant_feature_is_divided_by_one() -> None:
 def test_unobserved_features_take_the_other_moments() -> None:
     mine = moments(np.array([[1, NAN], [3, NAN]], dtype=np.float32))
     other = moments(np.array([[9, 4], [9, 8]], dtype=np.float32))
-    filled = mine.where_unobserved(other)
+    filled = mine.filled_from(other)
     assert filled.mean.tolist() == [2, 6]
     assert filled.std.tolist() == [1, 2]

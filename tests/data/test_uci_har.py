@@ -109,7 +109,7 @@ def test_signals_of_different_length(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (SourceOptions(variant="inertia"), "did you mean 'inertial'"),
-        (SourceOptions(sensors=("hand",)), "'uci-har' has no option data.sensors; it takes data.v"),
+        (SourceOptions(sensors=("hand",)), "'uci-har' has no option data.sensors; allowed: data.v"),
     ],
 )
 def test_options(tmp_path: Path, options: SourceOptions, message: str) -> None:

@@ -1,4 +1,4 @@
-"""More training examples of what a device already has: noisy replicas, made after scaling.
+"""Augmentation of a device's training part by noisy replicas of its examples, after scaling.
 
 R. Gajanin, A. Danilenka, A. Morichetta, S. Nastic. Towards Adaptive Asynchronous Federated
 Learning for Human Activity Recognition. IoT 2024, section 4.2.1.
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 X = NDArray[np.float32]
 Y = NDArray[np.int64]
-Augmentation = Callable[[Y], NDArray[np.int64]]  # how many replicas of each example
+Augmentation = Callable[[Y], NDArray[np.int64]]  # labels -> number of replicas per example
 
 NOISE_STD = 1e-4
 
 
 def none(y: Y) -> NDArray[np.int64]:
-    """The examples as they are."""
+    """No replicas."""
     return np.zeros(len(y), dtype=np.int64)
 
 
 def base(y: Y) -> NDArray[np.int64]:
-    """One replica of every example: `by_class` where nobody has said how many of which."""
+    """One replica of every example: `augment = "base"` without `data.replicas`."""
     return np.ones(len(y), dtype=np.int64)
 
 
 def by_class(replicas: NDArray[np.int64]) -> Augmentation:
-    """`base` as the paper has it: so many replicas of each example as are set for its class.
+    """`replicas[c]` replicas of every example of class c: `augment = "base"` as in the paper.
 
     The paper sets them by hand: running 20, cycling 8, walking 2, standing 1.
     """
@@ -36,7 +36,7 @@ def by_class(replicas: NDArray[np.int64]) -> Augmentation:
 
 
 def balanced(y: Y) -> NDArray[np.int64]:
-    """Every class of the device floor(n_max / n_class) times, the originals among them."""
+    """Each example floor(n_max / n_class) times in total, by the class counts of the device."""
     if len(y) == 0:
         return none(y)
     counts = np.bincount(y)
@@ -45,7 +45,7 @@ def balanced(y: Y) -> NDArray[np.int64]:
 
 
 def replicate(x: X, y: Y, times: NDArray[np.int64], rng: Generator) -> tuple[X, Y]:
-    """The examples, then `times[i]` replicas of example i with Gaussian noise."""
+    """The examples, then `times[i]` replicas of example i with Gaussian noise of std NOISE_STD."""
     copies = x.repeat(times, axis=0)
     noise = rng.normal(0.0, NOISE_STD, size=copies.shape)
     return (

@@ -1,4 +1,4 @@
-"""One labelled dataset in memory, checked when it is made."""
+"""A labelled dataset in memory, validated on construction."""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 
 from latecomer.errors import BadInput
 
-# Without names the highest label decides the width of the model; an id column is not a label.
+# Without class names the highest label sets the number of outputs; this rejects id columns.
 MAX_UNNAMED_CLASSES = 100_000
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples with labels; a NaN in `x` is a missing value.
+    """Examples with labels; NaN in `x` is a missing value.
 
     `x` is (n, features), (n, time, channels) or (n, channels, height, width). Arrays of other
-    number types are converted; anything else raises BadInput, with `where` at its head.
+    numeric types are converted; invalid arrays raise BadInput with `where` as the prefix.
     """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
-    subject: NDArray[np.generic] | None = None
-    test: NDArray[np.bool_] | None = None
+    subject: NDArray[np.generic] | None = None  # the person or device that recorded each example
+    test: NDArray[np.bool_] | None = None  # the official test rows
     class_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what was left out in reading, for the user to know
+    notes: tuple[str, ...] = ()  # messages to the user: rows and classes left out when reading
     where: InitVar[str] = "data"
 
     def __post_init__(self, where: str) -> None:
@@ -35,7 +35,7 @@ class Dataset:
             "x": _features(where, self.x, len(y)),
             "y": y,
             "subject": _subjects(where, self.subject, len(y)),
-            "test": _marks(where, self.test, len(y)),
+            "test": _test_mask(where, self.test, len(y)),
             "class_names": tuple(str(name) for name in names),
         }.items():
             object.__setattr__(self, field, value)
@@ -49,7 +49,7 @@ class Dataset:
 
 
 def feature_axis(ndim: int) -> int:
-    """The axis that tells features apart: columns, channels of a series, channels of an image."""
+    """The axis of the features: columns of a table, channels of a series or of an image."""
     return 1 if ndim == 4 else ndim - 1
 
 
@@ -85,25 +85,25 @@ def _features(where: str, given: object, rows: int) -> NDArray[np.float32]:
             "or (n, channels, height, width)"
         )
     if len(x) != rows:
-        raise BadInput(f"{where}: x has {len(x)} rows and y has {rows}; expected as many")
+        raise BadInput(f"{where}: x has {len(x)} rows and y has {rows}; expected equal numbers")
     if x.size == 0:
         raise BadInput(f"{where}: x has shape {x.shape}; expected at least one feature")
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        _check_gaps(where, x)
+        _check_missing_values(where, x)
     return x
 
 
-def _check_gaps(where: str, x: NDArray[np.float32]) -> None:
+def _check_missing_values(where: str, x: NDArray[np.float32]) -> None:
     axis = feature_axis(x.ndim)
     kind = "column" if x.ndim == 2 else "channel"
     infinite = np.isinf(x)
     if infinite.any():
-        place = np.unravel_index(infinite.argmax(), x.shape)
+        index = np.unravel_index(infinite.argmax(), x.shape)
         raise BadInput(
-            f"{where}: x is infinite (or too large for float32) in row {place[0]}, "
-            f"{kind} {place[axis]}; expected finite numbers, or NaN for a missing value"
+            f"{where}: x is infinite (or too large for float32) in row {index[0]}, "
+            f"{kind} {index[axis]}; expected finite numbers, or NaN for a missing value"
         )
     missing = np.isnan(x).all(axis=tuple(a for a in range(x.ndim) if a != axis))
     if missing.all():
@@ -126,7 +126,7 @@ def _subjects(where: str, given: object, rows: int) -> NDArray[np.generic] | Non
     return subject
 
 
-def _marks(where: str, given: object, rows: int) -> NDArray[np.bool_] | None:
+def _test_mask(where: str, given: object, rows: int) -> NDArray[np.bool_] | None:
     if given is None:
         return None
     test = np.asarray(given)

@@ -1,4 +1,4 @@
-"""Classes that nobody holds but those who hold most of them."""
+"""Removal of given classes from all devices except chosen holders (`fleet.late.only`)."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from latecomer.data.partition import Indices
 
-# Who keeps them, from the examples of each class on each device.
-Holders = Callable[[NDArray[np.integer[Any]]], Collection[int]]
+# Class counts (devices, classes) -> ids of the devices that keep the exclusive classes.
+ChooseHolders = Callable[[NDArray[np.integer[Any]]], Collection[int]]
 
 
 @dataclass(frozen=True)
 class ExclusiveClasses:
-    """Ties data to devices where a partition by itself does not (`fleet.late.only`)."""
+    """Labels whose examples only the devices chosen by `choose_holders` keep."""
 
     classes: tuple[int, ...]
-    holders: Holders
+    choose_holders: ChooseHolders
 
     def restrict(
         self,
@@ -27,15 +27,16 @@ class ExclusiveClasses:
         num_classes: int,
         held_out: Collection[int] = (),
     ) -> tuple[list[Indices], tuple[int, ...]]:
-        """The shares without what only others hold, and who these are.
+        """The shares after the removal of the classes from other devices, and the holders' ids.
 
-        Devices that are held out to be tested on hold nothing in that sense, and keep everything.
+        `shares` are row indices by device. Held-out test devices keep all their rows and are
+        never holders.
         """
         counts = np.stack([np.bincount(y[share], minlength=num_classes) for share in shares])
         counts[list(held_out)] = 0
-        keep = {*(holders := self.holders(counts)), *held_out}
-        left = [
+        keep = {*(holders := self.choose_holders(counts)), *held_out}
+        restricted = [
             share if device in keep else share[~np.isin(y[share], self.classes)]
             for device, share in enumerate(shares)
         ]
-        return left, tuple(sorted(holders))
+        return restricted, tuple(sorted(holders))

@@ -1,4 +1,4 @@
-"""ExtraSensory as it is published: one csv.gz of features and labels per user.
+"""Reader of the published ExtraSensory files, one csv.gz of features and labels per user.
 
 Y. Vaizman, K. Ellis, G. Lanckriet. Recognizing Detailed Human Context In-the-Wild from Smartphones
 and Smartwatches. IEEE Pervasive Computing 16(4), 2017.
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.options import SourceOptions
-from latecomer.data.tables import reading
+from latecomer.data.tables import read_table
 from latecomer.errors import BadInput, unknown
 
-ENDING = ".features_labels.csv.gz"
+FILE_SUFFIX = ".features_labels.csv.gz"
 COLUMNS = 278
 
-# The first part of a column's name says which sensor it is from.
+# Sensor -> first part of the names of its columns.
 SENSORS = {
     "accelerometer": "raw_acc",
     "gyroscope": "proc_gyro",
@@ -35,8 +35,8 @@ SENSORS = {
     "environment": "lf_measurements",
     "time-of-day": "discrete:time_of_day",
 }
-# Gajanin et al. 2024, section 4.2: sensors with few missing values.
-USUAL = (
+# The default. Gajanin et al. 2024, section 4.2: sensors with few missing values.
+PAPER_SENSORS = (
     "accelerometer",
     "gyroscope",
     "watch-accelerometer",
@@ -45,8 +45,8 @@ USUAL = (
     "audio-properties",
     "phone-state",
 )
-# Main activities, of which a person does one at a time.
-EXCLUSIVE = (
+# Mutually exclusive main activities.
+MAIN_ACTIVITIES = (
     "LYING_DOWN",
     "SITTING",
     "OR_standing",
@@ -58,7 +58,7 @@ EXCLUSIVE = (
 
 @dataclass(frozen=True, eq=False)
 class _User:
-    """What is left of one file, and what was dropped."""
+    """The labelled rows of one file, and the numbers of dropped rows."""
 
     name: str
     x: NDArray[np.float32]
@@ -70,42 +70,43 @@ class _User:
 def read_extrasensory(path: Path, options: SourceOptions) -> Dataset:
     """One example per minute, in order of time; the subject is the user's id.
 
-    Without `label` the six main activities are the classes, and rows with none or several of them
-    are dropped. With it, that one label is the task: absent or present; rows where it is missing
-    are dropped. All 51 at once would need a model with 51 outputs, which there is not.
+    Without `options.label` the classes are the six main activities, and rows with none or several
+    of them are dropped. With it the classes are that label absent or present, and rows where it
+    is missing are dropped.
     """
     files = _files(path)
     header = _header(files[0])
-    features = _features(files[0], header, options.sensors or USUAL)
+    features = _features(files[0], header, options.sensors or PAPER_SENSORS)
     labels = _labels(files[0], header, options.label)
     users = [_read(file, header, features, labels) for file in files]
     kept = [user for user in users if len(user.y)]
     if not kept:
         raise BadInput(f"{path}: no row of any user has a usable label ({', '.join(labels)})")
     x = np.concatenate([user.x for user in kept])
-    seen = ~np.isnan(x).all(axis=0)
+    observed = ~np.isnan(x).all(axis=0)
+    unobserved = [name for name, kept in zip(features, observed, strict=True) if not kept]
     short = [name.removeprefix("label:") for name in labels]
     return Dataset(
-        x=x[:, seen],
+        x=x[:, observed],
         y=np.concatenate([user.y for user in kept]),
         subject=np.repeat([user.name for user in kept], [len(user.y) for user in kept]),
         class_names=tuple(short) if len(short) > 1 else (f"not {short[0]}", short[0]),
-        notes=tuple(_notes(users, [f for f, here in zip(features, seen, strict=True) if not here])),
+        notes=tuple(_notes(users, unobserved)),
         where=str(path),
     )
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise BadInput(f"{path}: is a file; expected the folder with <user>{ENDING}")
-    files = sorted(path.glob(f"*{ENDING}"))
+        raise BadInput(f"{path}: is a file; expected the folder with <user>{FILE_SUFFIX}")
+    files = sorted(path.glob(f"*{FILE_SUFFIX}"))
     if not files:
-        raise BadInput(f"{path}: no file ends in {ENDING}; expected one per user")
+        raise BadInput(f"{path}: no file ends in {FILE_SUFFIX}; expected one per user")
     return files
 
 
 def _header(path: Path) -> list[str]:
-    header = list(reading(path, lambda: pd.read_csv(path, nrows=0)).columns)
+    header = list(read_table(path, lambda: pd.read_csv(path, nrows=0)).columns)
     if len(header) != COLUMNS or header[0] != "timestamp" or header[-1] != "label_source":
         raise BadInput(
             f"{path}: {len(header)} columns from {header[0]!r} to {header[-1]!r};"
@@ -127,7 +128,7 @@ def _features(path: Path, header: Sequence[str], sensors: Iterable[str]) -> list
 
 
 def _sensor(column: str) -> str | None:
-    """The sensor of a column; time of day is named as a part of the phone's state."""
+    """The sensor of a column; time-of-day columns have the prefix of the phone's state."""
     if column.startswith("discrete:time_of_day"):
         return "time-of-day"
     block = column.split(":")[0]
@@ -136,7 +137,7 @@ def _sensor(column: str) -> str | None:
 
 def _labels(path: Path, header: Sequence[str], label: str) -> list[str]:
     known = [name.removeprefix("label:") for name in header if name.startswith("label:")]
-    wanted = [label] if label else list(EXCLUSIVE)
+    wanted = [label] if label else list(MAIN_ACTIVITIES)
     for name in wanted:
         if name not in known:
             if label:
@@ -148,26 +149,26 @@ def _labels(path: Path, header: Sequence[str], label: str) -> list[str]:
 def _read(
     path: Path, header: Sequence[str], features: Sequence[str], labels: Sequence[str]
 ) -> _User:
-    table = reading(path, lambda: pd.read_csv(path, low_memory=False))
+    table = read_table(path, lambda: pd.read_csv(path, low_memory=False))
     if list(table.columns) != list(header):
-        strange = next(
+        extra = next(
             (name for name in table.columns if name not in header), f"{len(table.columns)} columns"
         )
-        raise BadInput(f"{path}: unknown column {strange!r}; expected the columns of the others")
+        raise BadInput(f"{path}: unknown column {extra!r}; expected the columns of other users")
     table = table.sort_values("timestamp", kind="stable")
-    said = _numbers(path, table, labels)
-    if not np.isin(said[~np.isnan(said)], (0, 1)).all():
+    values = _numbers(path, table, labels)
+    if not np.isin(values[~np.isnan(values)], (0, 1)).all():
         raise BadInput(f"{path}: a label is neither 0, 1 nor missing")
     if len(labels) == 1:
-        known = ~np.isnan(said[:, 0])
+        known = ~np.isnan(values[:, 0])
         several = np.zeros_like(known)
-        y = np.nan_to_num(said[:, 0]).astype(np.int64)
+        y = np.nan_to_num(values[:, 0]).astype(np.int64)
     else:
-        count = np.nansum(said, axis=1)
+        count = np.nansum(values, axis=1)
         known, several = count == 1, count > 1
-        y = np.nan_to_num(said).argmax(axis=1)
+        y = np.nan_to_num(values).argmax(axis=1)
     return _User(
-        name=path.name.removesuffix(ENDING),
+        name=path.name.removesuffix(FILE_SUFFIX),
         x=_numbers(path, table, features)[known],
         y=y[known],
         unlabelled=int((~known & ~several).sum()),
@@ -176,7 +177,7 @@ def _read(
 
 
 def _numbers(path: Path, table: pd.DataFrame, columns: Sequence[str]) -> NDArray[np.float32]:
-    """These columns; `nan` and an empty field both mean missing, as does an infinite value."""
+    """(rows, columns); `nan`, an empty field and an infinite value are missing values."""
     for name in columns:
         if not pd.api.types.is_numeric_dtype(table[name]):
             raise BadInput(f"{path}: column {name!r} holds text; expected numbers or nan")
@@ -186,13 +187,14 @@ def _numbers(path: Path, table: pd.DataFrame, columns: Sequence[str]) -> NDArray
     return values
 
 
-def _notes(users: Sequence[_User], unseen: Sequence[str]) -> Iterable[str]:
+def _notes(users: Sequence[_User], unobserved: Sequence[str]) -> Iterable[str]:
     rows = sum(len(user.y) + user.unlabelled + user.ambiguous for user in users)
     if unlabelled := sum(user.unlabelled for user in users):
-        yield f"{unlabelled} of {rows} rows carry no label and are dropped"
+        yield f"{unlabelled} of {rows} rows have no label and are dropped"
     if ambiguous := sum(user.ambiguous for user in users):
-        yield f"{ambiguous} of {rows} rows carry several labels and are dropped"
+        yield f"{ambiguous} of {rows} rows have several labels and are dropped"
     if empty := [user.name for user in users if not len(user.y)]:
         yield f"{len(empty)} of {len(users)} users have no labelled row: {', '.join(empty)}"
-    if unseen:
-        yield f"{len(unseen)} features have no value in any row and are dropped: {unseen[0]}, ..."
+    if unobserved:
+        count, first = len(unobserved), unobserved[0]
+        yield f"{count} features have no value in any row and are dropped: {first}, ..."

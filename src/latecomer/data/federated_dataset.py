@@ -1,4 +1,4 @@
-"""A dataset laid out on devices: split, scaled, augmented, with a central test set."""
+"""A dataset partitioned over devices, split, scaled and augmented, with a central test set."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +19,23 @@ from latecomer.errors import BadInput, unknown
 TESTS = ("fair", "held-out-clients", "official")
 SCALES = ("global", "local", "none")
 
-# One random stream per purpose (and device), so that no choice moves another.
+# One random stream per purpose (and device), so that no option changes the draws of another.
 PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM, SECOND_STREAM = range(5)
 
 MAX_LISTED = 10
 
 
 class Examples(NamedTuple):
-    """Inputs (float32) and their labels (int64)."""
+    """Inputs (n, ...) in float32 and labels (n,) in int64."""
 
     x: Tensor
     y: Tensor
+
+
+def concatenate(parts: Iterable[Examples]) -> Examples:
+    """The examples of all parts, in order."""
+    xs, ys = zip(*parts, strict=True)
+    return Examples(torch.cat(xs), torch.cat(ys))
 
 
 def _no_rows() -> Tensor:
@@ -38,12 +44,12 @@ def _no_rows() -> Tensor:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one device holds; any part may be empty."""
+    """The training, validation and test part of one device; any part may be empty."""
 
     train: Examples
     validation: Examples
     test: Examples
-    # Which row of the data each example is: later rows were recorded later.
+    # The row of each example in the dataset; rows are in order of time.
     train_rows: Tensor = field(default_factory=_no_rows)
     validation_rows: Tensor = field(default_factory=_no_rows)
     test_rows: Tensor = field(default_factory=_no_rows)
@@ -51,32 +57,32 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """All devices, indexed by device id, and what the server measures on."""
+    """The data of every device, and the central test and validation sets of the server."""
 
-    clients: tuple[ClientData, ...]
+    clients: tuple[ClientData, ...]  # by device id
     test: Examples
     validation: Examples
     num_classes: int
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
-    notes: tuple[str, ...]
-    held_out: tuple[int, ...] = ()
-    holders: tuple[int, ...] = ()  # of reserved classes
-    second_domain: tuple[ClientData, ...] = ()  # each example's counterpart in a second domain
+    notes: tuple[str, ...]  # messages to the user
+    held_out: tuple[int, ...] = ()  # test devices without training data
+    holders: tuple[int, ...] = ()  # devices that keep the exclusive classes
+    second_domain: tuple[ClientData, ...] = ()  # by device: each example's counterpart, for drift
 
     def class_counts(self) -> Tensor:
-        """Training examples (replicas included) of each class on each device."""
+        """(devices, classes): numbers of training examples, replicas included."""
         return torch.stack(
             [torch.bincount(c.train.y, minlength=self.num_classes) for c in self.clients]
         )
 
     def pooled(self) -> Examples:
-        """All training examples in one place, for the centralised reference."""
-        return _union(client.train for client in self.clients)
+        """The training examples of all devices, for centralised training."""
+        return concatenate(client.train for client in self.clients)
 
 
-class _Parts(NamedTuple):
-    """The rows of one device."""
+class _SplitRows(NamedTuple):
+    """The dataset rows of one device, by part."""
 
     train: Indices
     validation: Indices
@@ -100,33 +106,34 @@ def federate(
     exclusive: ExclusiveClasses | None = None,
     seed: int,
 ) -> FederatedDataset:
-    """Lay `dataset` out on devices; the same arguments give the same federation.
+    """Partition `dataset` over devices, then split, scale and augment each device's share.
 
-    `alpha` is for partition dirichlet only, `window` for time-window, `replicas` (by name of the
-    class) for augment base. With `per_device` no device has more training
-    examples than that, replicas of augmentation apart. The central test set is, by `test`: "fair"
-    the test share of every device; "held-out-clients" all data of a test share of the devices,
-    which stay as ids without training data; "official" the rows that the dataset marks. `second`
-    holds the same classes in another domain. Examples of `reserved` classes are left out where
-    others than their holders would have them.
+    `alpha` is for partition dirichlet only, `window` for time-window, `replicas` (class name ->
+    number) for augment base. `split` has the shares of training, validation and test.
+    `per_device`, if not 0, bounds the training examples of a device before augmentation. The
+    central test set is, by `test`: "fair" the test parts of all devices; "held-out-clients" all
+    data of a random test share of the devices, which keep their ids but have no training data;
+    "official" the rows that the dataset marks. `second_domain` has the same classes, for drift.
+    Examples of `exclusive` classes are removed from all devices but their holders. The result is a
+    deterministic function of the arguments.
     """
-    _known("partition", partition, PARTITIONS)
-    _known("test", test, TESTS)
-    _known("scale", scale, SCALES)
-    _known("augment", augment, AUGMENTATIONS)
+    _check_choice("partition", partition, PARTITIONS)
+    _check_choice("test", test, TESTS)
+    _check_choice("scale", scale, SCALES)
+    _check_choice("augment", augment, AUGMENTATIONS)
     _check_numbers(devices, split, seed)
 
     official = _official_rows(dataset) if test == "official" else None
     augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
     shares = _shares(dataset, official, partition, devices, alpha, window, seed)
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
-    placed = sum(map(len, shares))
+    partitioned = sum(map(len, shares))  # rows before the removal of exclusive classes
     holders: tuple[int, ...] = ()
     if exclusive:
         shares, holders = exclusive.restrict(shares, dataset.y, dataset.num_classes, held_out)
     nothing = np.empty(0, dtype=np.int64)
     parts = [
-        _Parts(nothing, nothing, share)
+        _SplitRows(nothing, nothing, share)
         if device in held_out
         else _split(share, split, np.random.default_rng([seed, SPLIT_STREAM, device]))
         for device, share in enumerate(shares)
@@ -139,16 +146,17 @@ def federate(
     scaler = _Scaler(dataset.x, parts, scale)
     clients = []
     for device, rows in enumerate(parts):
-        rescale = scaler.of(device)
+        scaled = scaler.for_device(device)
         rng = np.random.default_rng([seed, AUGMENT_STREAM, device])
         labels = dataset.y[rows.train]
         times = augmentation(labels)
-        x, y = replicate(rescale(rows.train), labels, times, rng)
+        x, y = replicate(scaled(dataset.x[rows.train]), labels, times, rng)
+        validation, test_part = rows.validation, rows.test
         clients.append(
             ClientData(
                 train=_examples(x, y),
-                validation=_examples(rescale(rows.validation), dataset.y[rows.validation]),
-                test=_examples(rescale(rows.test), dataset.y[rows.test]),
+                validation=_examples(scaled(dataset.x[validation]), dataset.y[validation]),
+                test=_examples(scaled(dataset.x[test_part]), dataset.y[test_part]),
                 train_rows=torch.from_numpy(np.concatenate([rows.train, rows.train.repeat(times)])),
                 validation_rows=torch.from_numpy(rows.validation),
                 test_rows=torch.from_numpy(rows.test),
@@ -156,21 +164,21 @@ def federate(
         )
 
     if official is not None:
-        central = _examples(scaler.pooled(official), dataset.y[official])
+        central = _examples(scaler.pooled(dataset.x[official]), dataset.y[official])
     elif held_out:
-        central = _union(clients[device].test for device in held_out)
+        central = concatenate(clients[device].test for device in held_out)
     else:
-        central = _union(client.test for client in clients)
+        central = concatenate(client.test for client in clients)
     if len(central.y) == 0:
         raise BadInput(
-            f"test {test!r} leaves no example for the central test set "
+            f"test {test!r} gives an empty central test set "
             f"({len(dataset)} examples on {len(shares)} devices); "
             "use fewer devices or a larger test share"
         )
     return FederatedDataset(
         clients=tuple(clients),
         test=central,
-        validation=_union(client.validation for client in clients),
+        validation=concatenate(client.validation for client in clients),
         num_classes=dataset.num_classes,
         class_names=dataset.class_names,
         input_shape=tuple(dataset.x.shape[1:]),
@@ -180,7 +188,11 @@ def federate(
         if second_domain is None
         else tuple(
             _counterpart(
-                client, second_domain, dataset, scaler.like(device), [seed, SECOND_STREAM, device]
+                client,
+                second_domain,
+                dataset,
+                scaler.for_device(device),
+                [seed, SECOND_STREAM, device],
             )
             for device, client in enumerate(clients)
         ),
@@ -191,15 +203,15 @@ def federate(
                 shares,
                 held_out,
                 central,
-                outside=len(dataset) - placed - (0 if official is None else len(official)),
-                reserved=placed - sum(map(len, shares)),
+                unassigned=len(dataset) - partitioned - (0 if official is None else len(official)),
+                removed=partitioned - sum(map(len, shares)),
                 holders=holders,
             )
         ),
     )
 
 
-def _known(option: str, value: str, allowed: Collection[str]) -> None:
+def _check_choice(option: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         raise unknown(option, value, allowed)
 
@@ -222,7 +234,7 @@ def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -
 
 
 def _check_exclusive(
-    exclusive: ExclusiveClasses, dataset: Dataset, parts: Sequence[_Parts]
+    exclusive: ExclusiveClasses, dataset: Dataset, parts: Sequence[_SplitRows]
 ) -> None:
     trained = np.bincount(
         np.concatenate([dataset.y[rows.train] for rows in parts]), minlength=dataset.num_classes
@@ -238,7 +250,7 @@ def _check_exclusive(
 
 def _augmentation(name: str, replicas: Mapping[str, int], classes: Sequence[str]) -> Augmentation:
     for label in replicas:
-        _known("data.replicas", label, classes)
+        _check_choice("data.replicas", label, classes)
     if name != "base" or not replicas:
         return AUGMENTATIONS[name]
     return by_class(np.array([replicas.get(label, 0) for label in classes], dtype=np.int64))
@@ -282,6 +294,7 @@ def _shares(
 
 
 def _held_out(shares: Sequence[Indices], fraction: float, seed: int) -> list[int]:
+    """Ascending ids of a random fraction of the devices with data, at least 1, not all."""
     holders = [device for device, share in enumerate(shares) if len(share)]
     if len(holders) < 2:
         raise BadInput("test 'held-out-clients' needs at least 2 devices with data; there is 1")
@@ -290,8 +303,10 @@ def _held_out(shares: Sequence[Indices], fraction: float, seed: int) -> list[int
     return sorted(rng.choice(holders, size=count, replace=False).tolist())
 
 
-def _split(share: Indices, split: tuple[float, float, float], rng: np.random.Generator) -> _Parts:
-    """A shuffled device in three; training comes first when there is not enough for all."""
+def _split(
+    share: Indices, split: tuple[float, float, float], rng: np.random.Generator
+) -> _SplitRows:
+    """A random split of a device's rows; of few rows at least one is for training."""
     size = len(share)
     test = int(split[2] * size + 0.5)
     if size > 1 and split[2] > 0:
@@ -300,45 +315,33 @@ def _split(share: Indices, split: tuple[float, float, float], rng: np.random.Gen
     validation = min(int(split[1] * size + 0.5), max(size - 1 - test, 0))
     shuffled = rng.permutation(share)
     train = size - validation - test
-    return _Parts(*np.split(shuffled, [train, train + validation]))
+    return _SplitRows(*np.split(shuffled, [train, train + validation]))
 
 
 class _Scaler:
-    """Rows of the data, scaled for a device or by the statistics of all devices.
+    """Scaling of inputs by the moments of the devices' training parts, local or pooled."""
 
-    Only moments of training parts are pooled, as they would be in a real federation.
-    """
-
-    def __init__(self, x: NDArray[np.float32], parts: Sequence[_Parts], scale: str) -> None:
-        self._x = x
+    def __init__(self, x: NDArray[np.float32], parts: Sequence[_SplitRows], scale: str) -> None:
         self._scale = scale
-        own = [moments(x[rows.train]) for rows in parts]
-        self._all = pool(own)
-        # A held-out device has no training part, and scales by what it has.
-        self._own = [
-            mine if len(rows.train) else moments(x[rows.test])
-            for mine, rows in zip(own, parts, strict=True)
+        local = [moments(x[rows.train]) for rows in parts]
+        self._pooled = pool(local)
+        # A held-out device has no training part; its local moments are those of its test part.
+        self._local = [
+            device_moments if len(rows.train) else moments(x[rows.test])
+            for device_moments, rows in zip(local, parts, strict=True)
         ]
 
-    def of(self, device: int) -> Callable[[Indices], NDArray[np.float32]]:
-        """How this device scales its rows."""
-        scaled = self.like(device)
-        return lambda rows: scaled(self._x[rows])
-
-    def like(self, device: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-        """How this device scales values, also such as are not among the data."""
+    def for_device(self, device: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+        """The scaling that this device applies to inputs."""
         if self._scale != "local":
-            return self._by_all
-        by = self._own[device].where_unobserved(self._all)
+            return self.pooled
+        by = self._local[device].filled_from(self._pooled)
         return lambda x: standardise(x, by)
 
-    def pooled(self, rows: Indices) -> NDArray[np.float32]:
-        """Rows scaled (or only imputed) by the pooled moments."""
-        return self._by_all(self._x[rows])
-
-    def _by_all(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def pooled(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`x` standardised, or with scale "none" only imputed, by the pooled moments."""
         transform = impute if self._scale == "none" else standardise
-        return transform(x, self._all)
+        return transform(x, self._pooled)
 
 
 def _counterpart(
@@ -348,31 +351,31 @@ def _counterpart(
     scaled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     stream: Sequence[int],
 ) -> ClientData:
-    """For each example one of the same class of the second domain, scaled as this device scales.
+    """For each example of the device a random one of the same class in the second domain.
 
-    Test and validation parts draw from other rows than training parts do.
+    Validation and test parts draw from a fifth of each class, training parts from the rest.
     """
     if second.x.shape[1:] != first.x.shape[1:]:
         raise BadInput(
             f"data.drift: the second domain has examples of shape {second.x.shape[1:]}, the first "
-            f"of {first.x.shape[1:]}; they must be alike"
+            f"of {first.x.shape[1:]}; they must be equal"
         )
     rng = np.random.default_rng(stream)
     held_back = np.zeros(len(second), dtype=np.bool_)
     for label in range(second.num_classes):
-        # The same fifth of each class for every device, drawn without its stream.
-        there = np.random.default_rng(label).permutation(np.flatnonzero(second.y == label))
-        held_back[there[: -(-len(there) // 5)]] = True
+        # The seed does not depend on the device: the same fifth is held back for every device.
+        candidates = np.random.default_rng(label).permutation(np.flatnonzero(second.y == label))
+        held_back[candidates[: -(-len(candidates) // 5)]] = True
 
-    def matched(part: Examples, kept: NDArray[np.bool_]) -> Examples:
+    def matched(part: Examples, allowed: NDArray[np.bool_]) -> Examples:
         rows = np.empty(len(part.y), dtype=np.int64)
         for label in np.unique(part.y.numpy()).tolist():
-            there = np.flatnonzero((second.y == label) & kept)
-            if not len(there):
+            candidates = np.flatnonzero((second.y == label) & allowed)
+            if not len(candidates):
                 name = first.class_names[label]
                 raise BadInput(f"data.drift: the second domain has too few examples of {name!r}")
-            asked = np.flatnonzero(part.y.numpy() == label)
-            rows[asked] = np.resize(rng.permutation(there), len(asked))
+            index = np.flatnonzero(part.y.numpy() == label)
+            rows[index] = np.resize(rng.permutation(candidates), len(index))
         return Examples(torch.from_numpy(scaled(second.x[rows])), part.y)
 
     return ClientData(
@@ -386,29 +389,24 @@ def _examples(x: NDArray[np.float32], y: NDArray[np.int64]) -> Examples:
     return Examples(torch.from_numpy(x), torch.from_numpy(y))
 
 
-def _union(parts: Iterable[Examples]) -> Examples:
-    xs, ys = zip(*parts, strict=True)
-    return Examples(torch.cat(xs), torch.cat(ys))
-
-
 def _notes(
     dataset: Dataset,
     devices: int,
     shares: Sequence[Indices],
     held_out: Sequence[int],
     central: Examples,
-    outside: int,
-    reserved: int,
+    unassigned: int,
+    removed: int,
     holders: Sequence[int],
 ) -> Iterable[str]:
     yield from dataset.notes
     if len(shares) != devices:
         yield f"partition by-subject makes {len(shares)} devices, one per subject, not {devices}"
-    if outside:
-        yield f"{outside} of {len(dataset)} examples lie in no device's window"
+    if unassigned:
+        yield f"{unassigned} of {len(dataset)} examples are in no device's window"
     if holders:
-        left_out = f"{reserved} of {len(dataset)} examples are left out"
-        yield f"{left_out}: fleet.late.only leaves their class to {len(holders)} devices"
+        dropped = f"{removed} of {len(dataset)} examples are left out"
+        yield f"{dropped}: fleet.late.only restricts their class to {len(holders)} devices"
     if empty := [device for device, share in enumerate(shares) if not len(share)]:
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:

@@ -1,4 +1,4 @@
-"""MNIST as it is published (idx files), or as one .npz.
+"""Reader of MNIST: the published idx files, or one .npz file.
 
 Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning applied to document
 recognition. Proceedings of the IEEE 86(11), 1998.
@@ -32,9 +32,10 @@ def read_mnist(path: Path) -> Dataset:
 
 
 def _from_npz(path: Path) -> Dataset:
-    keras = read_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
-    if len(keras) == 4:
-        return _joined(path, *(keras[key] for key in ("x_train", "y_train", "x_test", "y_test")))
+    keys = ("x_train", "y_train", "x_test", "y_test")  # the layout of Keras
+    arrays = read_arrays(path, keys)
+    if len(arrays) == len(keys):
+        return _joined(path, *(arrays[key] for key in keys))
     dataset = read_npz(path)
     if dataset.x.ndim != 4:
         raise BadInput(f"{path}: x has shape {dataset.x.shape}; expected uint8 images (n, h, w)")
@@ -42,6 +43,7 @@ def _from_npz(path: Path) -> Dataset:
 
 
 def _joined(path: Path, x: Array, y: Array, x_test: Array, y_test: Array) -> Dataset:
+    """Training rows, then test rows, which are the official test rows."""
     for part, images, labels in (("train", x, y), ("test", x_test, y_test)):
         if images.dtype != np.uint8 or images.ndim != 3:
             raise BadInput(
@@ -83,10 +85,10 @@ def _find(folder: Path, part: str, kind: str, ndim: int) -> Path | None:
 
 
 def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
-    """The bytes of one idx file, gzipped or not.
+    """The uint8 array with `ndim` axes in an idx file, gzipped or not.
 
-    The format: two zero bytes, the type (8 = uint8), the number of axes, then every length as
-    a big-endian uint32, then the values.
+    The format: two zero bytes, the type (8 = uint8), the number of axes, the length of each axis
+    as a big-endian uint32, the values.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

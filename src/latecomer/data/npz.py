@@ -1,4 +1,4 @@
-"""Datasets in one .npz file: x, y, and optionally subject, test and class_names."""
+"""Reader of datasets in one .npz file: x, y, and optionally subject, test and class_names."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def read_npz(path: Path) -> Dataset:
-    """The dataset in `path`; uint8 images become [0, 1] with a channel axis, NaN is missing."""
+    """The dataset in `path`; uint8 images are scaled to [0, 1], NaN is a missing value."""
     found = read_arrays(path, ("x", "y", "subject", "test", "class_names"))
     for key in ("x", "y"):
         if key not in found:
@@ -30,12 +30,12 @@ def read_npz(path: Path) -> Dataset:
 
 
 def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
-    """Those of the wanted arrays that are in the file; others are not even looked at."""
+    """Those of the wanted arrays that are in the file; other arrays are not loaded."""
     if path.is_dir():
         raise BadInput(f"{path}: is a folder; expected an .npz file")
     key = ""
     try:
-        # Opened here, as numpy leaves its own handle open when the archive is damaged.
+        # Opened here, because numpy does not close its handle when the archive is damaged.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -49,7 +49,7 @@ def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
         raise
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; expected an .npz file") from None
-    # zipfile, zlib and numpy's header parser raise a dozen kinds; each means a bad file.
+    # zipfile, zlib and numpy's header parser raise many exception types; each means a bad file.
     except Exception as error:
         raise BadInput(f"{path}: {_reason(key, error)}") from None
     for key, value in found.items():
@@ -63,13 +63,13 @@ def _reason(key: str, error: Exception) -> str:
         if not key:
             return "is not an .npz file; expected an .npz file with x and y"
         return f"the array {key!r} holds pickled objects; expected plain numbers or text"
-    what = f"the array {key!r}" if key else "the file"
+    part = f"the array {key!r}" if key else "the file"
     detail = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"cannot read {what} ({detail}); expected an intact .npz file"
+    return f"cannot read {part} ({detail}); expected an intact .npz file"
 
 
 def as_images(x: Array) -> Array:
-    """uint8 arrays of 3 or 4 axes as float32 in [0, 1] with a channel axis; others as they are."""
+    """uint8 arrays of 3 or 4 axes as float32 in [0, 1] with a channel axis; others unchanged."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return x
     scaled = x.astype(np.float32) / np.float32(255)

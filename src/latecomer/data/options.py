@@ -1,18 +1,18 @@
-"""What a config may ask of a data source; which source takes which is in `sources`."""
+"""Options of the `[data]` table for reading a source; `sources` lists which source has which."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Every value at its default means: as the source likes best."""
+    """Options for reading a source; an empty value or 0 means the source's default."""
 
     variant: str = ""
     sensors: tuple[str, ...] = ()
     label: str = ""
     activities: tuple[int, ...] = ()
-    length: int = 0
-    step: int = 0
+    length: int = 0  # samples per window
+    step: int = 0  # samples between the starts of two windows
 
     @property
     def given(self) -> tuple[str, ...]:

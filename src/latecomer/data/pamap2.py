@@ -1,4 +1,4 @@
-"""PAMAP2 as it is published: one text file per subject and protocol, cut into windows.
+"""Reader of the published PAMAP2 files, one per subject and protocol, cut into sliding windows.
 
 A. Reiss, D. Stricker. Introducing a New Benchmarked Dataset for Activity Monitoring. ISWC 2012.
 """
@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.options import SourceOptions
-from latecomer.data.sliding_windows import check_windowing, windows
-from latecomer.data.tables import folder_holding, reading
+from latecomer.data.sliding_windows import covered_samples, sliding_windows, window_size
+from latecomer.data.tables import find_folder, read_table
 from latecomer.errors import BadInput, unknown
 
 COLUMNS = 54
-LENGTH, STEP = 256, 128  # samples at 100 Hz: 2.56 s, half of it new
+LENGTH, STEP = 256, 128  # samples at 100 Hz: windows of 2.56 s that overlap by half
 FOLDERS = {"protocol": ("Protocol",), "optional": ("Optional",), "both": ("Protocol", "Optional")}
 
 ACTIVITY, HEART_RATE = 1, 2
 # Of the 17 columns of a unit: temperature, acceleration (16 g), gyroscope, magnetometer. The 6 g
-# acceleration saturates, and the orientation is invalid by the authors' own word.
-OF_A_UNIT = (0, 1, 2, 3, 7, 8, 9, 10, 11, 12)
+# acceleration saturates, and the authors declare the orientation invalid.
+UNIT_COLUMNS = (0, 1, 2, 3, 7, 8, 9, 10, 11, 12)
 SENSORS: dict[str, tuple[int, ...]] = {
     "heart-rate": (HEART_RATE,),
     **{
-        unit: tuple(first + column for column in OF_A_UNIT)
+        unit: tuple(first + column for column in UNIT_COLUMNS)
         for unit, first in (("hand", 3), ("chest", 20), ("ankle", 37))
     },
 }
-OTHER = 0  # between two activities
+TRANSIENT = 0  # label of rows between two activities
 ACTIVITIES = {
     1: "lying",
     2: "sitting",
@@ -58,7 +58,7 @@ ACTIVITIES = {
 
 @dataclass(frozen=True, eq=False)
 class _Recording:
-    """The windows of one file, and how many of its rows are in none."""
+    """The windows of one file, and the number of its rows that are in no window, by reason."""
 
     subject: str
     x: NDArray[np.float32]
@@ -70,8 +70,8 @@ class _Recording:
 def read_pamap2(path: Path, options: SourceOptions) -> Dataset:
     """Windows of one activity each, of the chosen sensors; gaps stay missing values.
 
-    The heart rate comes at 9 Hz and is held until the next beat. The classes are the activities
-    that occur, in the order of the published table.
+    The heart rate is sampled at 9 Hz; each value is held until the next. The classes are the
+    activities that occur, in the order of the published table.
     """
     variant = options.variant or "protocol"
     if variant not in FOLDERS:
@@ -83,44 +83,43 @@ def read_pamap2(path: Path, options: SourceOptions) -> Dataset:
         if activity not in ACTIVITIES:
             allowed = ", ".join(map(str, ACTIVITIES))
             raise BadInput(f"data.activities holds {activity}; allowed are {allowed}")
-    length = options.length or LENGTH
-    step = options.step or max(1, length * STEP // LENGTH)
-    check_windowing(str(path), length, step)
+    length, step = window_size(str(path), options, LENGTH, STEP)
     columns = [c for sensor in options.sensors or SENSORS for c in SENSORS[sensor]]
     wanted = options.activities or tuple(ACTIVITIES)
     files = [file for name in FOLDERS[variant] for file in _files(path, name)]
-    found = [_record(file, columns, wanted, length, step) for file in files]
-    if not sum(len(each.x) for each in found):
+    recordings = [_read_recording(file, columns, wanted, length, step) for file in files]
+    sizes = [len(recording.x) for recording in recordings]
+    if not sum(sizes):
         raise BadInput(f"{path}: no window of {length} samples holds one of the activities")
-    seen = np.concatenate([each.activity for each in found])
-    present = np.unique(seen)
+    labels = np.concatenate([recording.activity for recording in recordings])
+    present = np.unique(labels)
     return Dataset(
-        x=np.concatenate([each.x for each in found]),
-        y=np.searchsorted(present, seen),
-        subject=np.repeat([each.subject for each in found], [len(each.x) for each in found]),
+        x=np.concatenate([recording.x for recording in recordings]),
+        y=np.searchsorted(present, labels),
+        subject=np.repeat([recording.subject for recording in recordings], sizes),
         class_names=tuple(ACTIVITIES[number] for number in present.tolist()),
-        notes=tuple(_notes(found)),
+        notes=tuple(_notes(recordings)),
         where=str(path),
     )
 
 
 def _files(path: Path, name: str) -> list[Path]:
-    folder = folder_holding(path, name, "PAMAP2 (it holds Protocol and Optional)") / name
+    folder = find_folder(path, name, "PAMAP2 (it holds Protocol and Optional)") / name
     files = sorted(folder.glob("subject*.dat"))
     if not files:
-        raise BadInput(f"{folder}: no subject10N.dat is here")
+        raise BadInput(f"{folder}: there is no subject10N.dat")
     return files
 
 
-def _record(
+def _read_recording(
     path: Path, columns: Sequence[int], wanted: Sequence[int], length: int, step: int
 ) -> _Recording:
     _check_last_line(path)
-    table = reading(path, lambda: pd.read_csv(path, sep=" ", header=None, na_values="NaN"))
+    table = read_table(path, lambda: pd.read_csv(path, sep=" ", header=None, na_values="NaN"))
     if table.shape[1] != COLUMNS:
         raise BadInput(f"{path}: {table.shape[1]} columns; expected {COLUMNS}")
     activity = table[ACTIVITY].to_numpy()
-    known = np.isin(activity, (OTHER, *ACTIVITIES))
+    known = np.isin(activity, (TRANSIENT, *ACTIVITIES))
     if not known.all():
         row = int((~known).argmax())
         raise BadInput(
@@ -135,16 +134,14 @@ def _record(
     for stretch in np.split(np.arange(len(activity)), borders):
         label = int(activity[stretch[0]])
         if label not in wanted:
-            reason = "no activity" if label == OTHER else "an activity not asked for"
+            reason = "no activity" if label == TRANSIENT else "an activity not in data.activities"
             dropped[reason] += len(stretch)
             continue
-        cut = windows(values[stretch], length, step)
-        covered = (len(cut) - 1) * step + length if len(cut) else 0
-        dropped["the rest of a stretch, shorter than a window"] += len(stretch) - min(
-            covered, len(stretch)
-        )
-        xs.append(cut)
-        labels.append(np.full(len(cut), label))
+        windows = sliding_windows(values[stretch], length, step)
+        covered = covered_samples(len(windows), length, step)
+        dropped["the rest of a stretch, shorter than a window"] += len(stretch) - covered
+        xs.append(windows)
+        labels.append(np.full(len(windows), label))
     empty = np.empty((0, length, len(columns)), dtype=np.float32)
     return _Recording(
         subject=path.stem.removeprefix("subject"),
@@ -156,7 +153,7 @@ def _record(
 
 
 def _check_last_line(path: Path) -> None:
-    """A file cut short ends in mid-line, which a reader of tables takes for missing values."""
+    """Raise BadInput if the last line is incomplete; pandas would read it as missing values."""
     with path.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - 4096))
@@ -168,15 +165,15 @@ def _check_last_line(path: Path) -> None:
         )
 
 
-def _notes(found: Sequence[_Recording]) -> Iterable[str]:
-    rows = sum(each.rows for each in found)
+def _notes(recordings: Sequence[_Recording]) -> Iterable[str]:
+    rows = sum(recording.rows for recording in recordings)
     total: Counter[str] = Counter()
-    for each in found:
-        total.update(each.dropped)
+    for recording in recordings:
+        total.update(recording.dropped)
     for reason, count in total.items():
         if count:
             yield f"{count} of {rows} rows are in no window: {reason}"
-    subjects = {each.subject for each in found}
-    kept = {each.subject for each in found if len(each.x)}
-    if gone := sorted(subjects - kept):
-        yield f"{len(gone)} of {len(subjects)} subjects have no window: {', '.join(gone)}"
+    subjects = {recording.subject for recording in recordings}
+    kept = {recording.subject for recording in recordings if len(recording.x)}
+    if dropped := sorted(subjects - kept):
+        yield f"{len(dropped)} of {len(subjects)} subjects have no window: {', '.join(dropped)}"

@@ -1,4 +1,4 @@
-"""Which examples lie on which device."""
+"""Partitions of a dataset over devices: iid, Dirichlet, one class, by subject, time windows."""
 
 from typing import Protocol
 
@@ -13,10 +13,7 @@ Indices = NDArray[np.int64]
 
 
 class Partition(Protocol):
-    """One sorted index array per device; no example is on two of them.
-
-    Only `time_window` leaves examples out.
-    """
+    """Sorted, disjoint arrays of row indices, one per device; only `time_window` omits rows."""
 
     def __call__(
         self,
@@ -31,16 +28,16 @@ class Partition(Protocol):
 
 
 def iid(y: Labels, devices: int, rng: Generator) -> list[Indices]:
-    """Equal shares of the shuffled examples."""
+    """Shares of equal size, drawn at random."""
     _check_devices(devices)
     return [np.sort(share) for share in np.array_split(rng.permutation(len(y)), devices)]
 
 
 def dirichlet(y: Labels, devices: int, rng: Generator, alpha: float) -> list[Indices]:
-    """Equal shares, each filled by its own class mix Dir(alpha * prior), without replacement.
+    """Shares of equal size; each device draws its class mix from Dir(alpha * prior).
 
-    A class that runs out is dropped from the mix. A small alpha gives devices of one class, a
-    large one gives devices like the whole.
+    Examples are drawn without replacement; an exhausted class is removed from the mix. A small
+    alpha gives devices with one class, a large alpha devices with the overall class distribution.
 
     T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data distribution for
     federated visual classification. arXiv:1909.06335, 2019.
@@ -48,16 +45,15 @@ def dirichlet(y: Labels, devices: int, rng: Generator, alpha: float) -> list[Ind
     _check_devices(devices)
     if not 0 < alpha < np.inf:
         raise BadInput(f"alpha is {alpha}; expected a number above 0")
-    # Each class is a shuffled stack; `taken` says how much of it is gone.
-    stacks = [rng.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
-    sizes = np.array([len(stack) for stack in stacks], dtype=np.int64)
+    rows_by_class = [rng.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
+    sizes = np.array([len(rows) for rows in rows_by_class], dtype=np.int64)
     prior = sizes / max(len(y), 1)
-    taken = np.zeros_like(sizes)
+    taken = np.zeros_like(sizes)  # rows of each class that are already on a device
     shares = []
     for device in range(devices):
         size = len(y) // devices + (device < len(y) % devices)
         counts = _draw(rng.dirichlet(alpha * prior), prior, sizes - taken, size, rng)
-        parts = [s[t : t + c] for s, t, c in zip(stacks, taken, counts, strict=True)]
+        parts = [r[t : t + c] for r, t, c in zip(rows_by_class, taken, counts, strict=True)]
         taken += counts
         shares.append(np.sort(np.concatenate([np.empty(0, np.int64), *parts])))
     return shares
@@ -70,26 +66,26 @@ def _draw(
     size: int,
     rng: Generator,
 ) -> NDArray[np.int64]:
-    """How many of each class a device of `size` gets when `left` of each remain."""
+    """Examples per class for a device of `size` with class mix `mix`, when `left` remain."""
     counts = np.zeros_like(left)
-    while (short := size - int(counts.sum())) > 0:
-        # Every turn fills the share or empties a class, so this ends.
-        alive = np.flatnonzero(left > counts)
-        weights = mix[alive]
+    while (missing := size - int(counts.sum())) > 0:
+        # Each iteration fills the share or exhausts a class, so the loop ends.
+        available = np.flatnonzero(left > counts)
+        weights = mix[available]
         if not weights.sum() > 0:
-            # A tiny alpha puts all weight on one class. When that is gone, the limit of the
-            # renormalised mix is again a single class, drawn by the prior.
-            weights = np.zeros(len(alive))
-            weights[rng.choice(len(alive), p=prior[alive] / prior[alive].sum())] = 1
-        drawn = rng.multinomial(short, weights / weights.sum())
-        counts[alive] = np.minimum(counts[alive] + drawn, left[alive])
+            # A tiny alpha puts all weight on one class. After it is exhausted, the limit of the
+            # renormalised mix is again a single class, drawn from the prior.
+            weights = np.zeros(len(available))
+            weights[rng.choice(len(available), p=prior[available] / prior[available].sum())] = 1
+        drawn = rng.multinomial(missing, weights / weights.sum())
+        counts[available] = np.minimum(counts[available] + drawn, left[available])
     return counts
 
 
 def one_class(y: Labels, devices: int, rng: Generator) -> list[Indices]:
-    """Each device holds one class, and a class has devices in proportion to its examples.
+    """One class per device; the number of devices of a class is proportional to its examples.
 
-    The classes take turns along the device ids, so that no stretch of devices is one class.
+    Device ids cycle through the classes, so that consecutive devices hold different classes.
     """
     _check_devices(devices)
     labels, sizes = np.unique(y, return_counts=True)
@@ -100,18 +96,18 @@ def one_class(y: Labels, devices: int, rng: Generator) -> list[Indices]:
         )
     holders = np.ones(len(labels), dtype=np.int64)
     for _ in range(devices - len(labels)):
-        # The next device goes where devices are fullest, which keeps the largest share smallest.
+        # The class with the most examples per device gets the next one: minimises the maximum.
         holders[np.argmax(sizes / holders)] += 1
-    placed = []
+    shares = []
     for label, count in zip(labels, holders, strict=True):
-        members = rng.permutation(np.flatnonzero(y == label))
-        for turn, share in enumerate(np.array_split(members, count)):
-            placed.append((turn, int(label), np.sort(share)))
-    return [share for _, _, share in sorted(placed, key=lambda place: place[:2])]
+        rows = rng.permutation(np.flatnonzero(y == label))
+        for cycle, share in enumerate(np.array_split(rows, count)):
+            shares.append((cycle, int(label), np.sort(share)))
+    return [share for _, _, share in sorted(shares, key=lambda entry: entry[:2])]
 
 
 def by_subject(subject: NDArray[np.generic] | None) -> list[Indices]:
-    """One device per subject, in sorted order of subject."""
+    """One device per subject, sorted by subject."""
     if subject is None:
         raise BadInput("partition by-subject needs data with a subject for each example")
     _, device = np.unique(subject, return_inverse=True)
@@ -121,11 +117,11 @@ def by_subject(subject: NDArray[np.generic] | None) -> list[Indices]:
 def time_window(
     devices: int, rows: int, subject: NDArray[np.generic] | None, window: int
 ) -> list[Indices]:
-    """Each device sees one stretch of consecutive examples of one recording.
+    """One stretch of consecutive rows of one recording per device.
 
-    A subject is a recording (without subjects, all examples are), in the order of the rows; it is
-    shared among devices in equal stretches, of which each keeps its first `window` examples, or
-    with 0 all. A short window mostly holds one class, a long one many.
+    The rows of a subject are one recording (without subjects: all rows). Each recording is cut
+    into stretches of equal length, one per device; a device keeps the first `window` examples of
+    its stretch, with 0 all of them. A short window mostly holds one class, a long one many.
 
     FedDC (MobiCom 2025), section 8.1.
     """
@@ -134,7 +130,7 @@ def time_window(
     sizes = np.array([len(recording) for recording in recordings])
     holders = np.zeros(len(recordings), dtype=np.int64)
     for _ in range(devices):
-        # The next device goes where stretches are longest.
+        # The recording with the longest stretches gets the next device.
         holders[np.argmax(sizes / (holders + 1))] += 1
     stretches = [
         stretch
@@ -145,7 +141,7 @@ def time_window(
     shortest = min(len(stretch) for stretch in stretches)
     if not 0 <= window <= shortest:
         raise BadInput(
-            f"data.window = {window}: {devices} devices leave stretches of {shortest} examples;"
+            f"data.window = {window}: {devices} devices have stretches of {shortest} examples;"
             f" allowed are 1 to {shortest}, or 0 for all of them"
         )
     return [stretch[:window] if window else stretch for stretch in stretches]

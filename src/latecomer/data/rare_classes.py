@@ -1,4 +1,4 @@
-"""Leaving out classes that are too rare to say anything about."""
+"""Removal of classes with too few examples (`data.min_examples`)."""
 
 from dataclasses import replace
 
@@ -7,14 +7,15 @@ import numpy as np
 from latecomer.data.dataset import Dataset
 
 
-def drop_rare_classes(dataset: Dataset, least: int) -> Dataset:
-    """The dataset without classes of fewer than `least` examples, and a note of what is gone."""
+def drop_rare_classes(dataset: Dataset, min_examples: int) -> Dataset:
+    """The dataset without classes of fewer than `min_examples` examples; a note names them."""
     counts = np.bincount(dataset.y, minlength=dataset.num_classes)
-    kept = np.flatnonzero(counts >= least)
+    kept = np.flatnonzero(counts >= min_examples)
     if len(kept) == dataset.num_classes:
         return dataset
     rows = np.isin(dataset.y, kept)
-    gone = [f"{dataset.class_names[c]} ({counts[c]})" for c in np.flatnonzero(counts < least)]
+    dropped = np.flatnonzero(counts < min_examples)
+    names = ", ".join(f"{dataset.class_names[c]} ({counts[c]})" for c in dropped)
     return replace(
         dataset,
         x=dataset.x[rows],
@@ -24,7 +25,7 @@ def drop_rare_classes(dataset: Dataset, least: int) -> Dataset:
         class_names=tuple(dataset.class_names[c] for c in kept),
         notes=(
             *dataset.notes,
-            f"classes of fewer than {least} examples are dropped: {', '.join(gone)}",
+            f"classes of fewer than {min_examples} examples are dropped: {names}",
         ),
-        where=f"data.min_examples = {least}",
+        where=f"data.min_examples = {min_examples}",
     )

@@ -1,4 +1,4 @@
-"""Exact statistics of data that stay apart, and scaling by them."""
+"""Per-feature mean and variance, pooled exactly over devices, and standardisation by them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from latecomer.data.dataset import feature_axis
 
 Floats = NDArray[np.float64]
 
-# A spread this far below the mean is rounding, not signal: the feature is constant.
-CONSTANT = 1e-12
+# A feature whose std is below this share of its mean is constant up to rounding.
+MIN_RELATIVE_STD = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureMoments:
-    """Per feature: observed values, their mean, and the sum of squared distances from it.
+    """Per feature: number of observed values, their mean, and sum of squared deviations from it.
 
     A feature is a column of a table, or a channel of a series or an image. All three are zero
-    where nothing was observed.
+    for a feature without observed values.
     """
 
     count: Floats
@@ -28,33 +28,33 @@ class FeatureMoments:
 
     @property
     def std(self) -> Floats:
-        """The spread to divide by: 1 where the feature is constant or unobserved."""
+        """The standard deviation; 1 where the feature is constant or unobserved."""
         std = np.sqrt(self.m2 / np.maximum(self.count, 1))
-        return np.where(std > CONSTANT * np.abs(self.mean), std, 1.0)
+        return np.where(std > MIN_RELATIVE_STD * np.abs(self.mean), std, 1.0)
 
-    def where_unobserved(self, other: "FeatureMoments") -> "FeatureMoments":
-        """These moments, with those of `other` for features that were never observed."""
-        seen = self.count > 0
+    def filled_from(self, other: "FeatureMoments") -> "FeatureMoments":
+        """These moments, with those of `other` for features without observed values."""
+        observed = self.count > 0
         return FeatureMoments(
-            count=np.where(seen, self.count, other.count),
-            mean=np.where(seen, self.mean, other.mean),
-            m2=np.where(seen, self.m2, other.m2),
+            count=np.where(observed, self.count, other.count),
+            mean=np.where(observed, self.mean, other.mean),
+            m2=np.where(observed, self.m2, other.m2),
         )
 
 
 def moments(x: NDArray[np.float32]) -> FeatureMoments:
-    """The moments of each feature of `x`, missing values left out."""
+    """The moments of each feature of `x`, without missing values."""
     axes = tuple(a for a in range(x.ndim) if a != feature_axis(x.ndim))
-    seen = ~np.isnan(x)
-    count = seen.sum(axis=axes, dtype=np.float64)
-    total = x.sum(axis=axes, dtype=np.float64, where=seen)
+    observed = ~np.isnan(x)
+    count = observed.sum(axis=axes, dtype=np.float64)
+    total = x.sum(axis=axes, dtype=np.float64, where=observed)
     mean = total / np.maximum(count, 1)
-    m2 = np.square(x - _along(mean, x.ndim)).sum(axis=axes, where=seen)
+    m2 = np.square(x - _broadcast(mean, x.ndim)).sum(axis=axes, where=observed)
     return FeatureMoments(count, mean, m2)
 
 
 def pool(parts: Iterable[FeatureMoments]) -> FeatureMoments:
-    """The moments of all parts together, from their moments alone.
+    """The moments of the union of all parts, computed from the moments of the parts.
 
     T. F. Chan, G. H. Golub, R. J. LeVeque. Updating formulae and a pairwise algorithm for
     computing sample variances. COMPSTAT, 1982.
@@ -73,18 +73,18 @@ def pool(parts: Iterable[FeatureMoments]) -> FeatureMoments:
 
 def impute(x: NDArray[np.float32], by: FeatureMoments) -> NDArray[np.float32]:
     """`x` with every missing value replaced by the mean of its feature."""
-    filled = np.where(np.isnan(x), _along(by.mean, x.ndim), x)
+    filled = np.where(np.isnan(x), _broadcast(by.mean, x.ndim), x)
     return filled.astype(np.float32)
 
 
 def standardise(x: NDArray[np.float32], by: FeatureMoments) -> NDArray[np.float32]:
-    """`x` with mean 0 and standard deviation 1 per feature, a missing value at the mean."""
-    scaled = (x - _along(by.mean, x.ndim)) / _along(by.std, x.ndim)
-    # A missing value is at the mean, and the mean is now 0.
+    """(x - mean) / std per feature, with the moments `by`; missing values become 0, the mean."""
+    scaled = (x - _broadcast(by.mean, x.ndim)) / _broadcast(by.std, x.ndim)
     return np.nan_to_num(scaled, copy=False, nan=0.0).astype(np.float32)
 
 
-def _along(values: Floats, ndim: int) -> Floats:
+def _broadcast(values: Floats, ndim: int) -> Floats:
+    """One value per feature, reshaped to broadcast against an array of `ndim` axes."""
     shape = [1] * ndim
     shape[feature_axis(ndim)] = -1
     return values.reshape(shape)

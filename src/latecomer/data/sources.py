@@ -1,4 +1,4 @@
-"""The data sources a run can name."""
+"""The registry of data sources that `data.source` can name."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from latecomer.errors import BadInput, unknown
 
 @dataclass(frozen=True)
 class Source:
-    """Where a dataset comes from, and whom to cite for it."""
+    """A named dataset: description, reference, reader, and the `SourceOptions` that it accepts."""
 
     name: str
     summary: str
@@ -31,25 +31,25 @@ class Source:
 
 
 def load(source: str, path: str = "", options: SourceOptions | None = None) -> Dataset:
-    """The dataset of a named source, read with those of the options that it has.
+    """The dataset of a source; an option that the source does not have raises BadInput.
 
-    A relative path that does not exist is also looked up in the folder LATECOMER_DATA.
+    A relative path that does not exist is looked up in the folder LATECOMER_DATA.
     """
     options = options or SourceOptions()
     if source not in SOURCES:
         raise unknown("data source", source, SOURCES)
     if path and not SOURCES[source].needs_path:
-        raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; leave it out")
+        raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; remove it")
     for key in options.given:
         if key not in SOURCES[source].options:
-            takes = ", ".join(f"data.{name}" for name in SOURCES[source].options) or "none of them"
-            raise BadInput(f"data source {source!r} has no option data.{key}; it takes {takes}")
+            allowed = ", ".join(f"data.{name}" for name in SOURCES[source].options) or "none"
+            raise BadInput(f"data source {source!r} has no option data.{key}; allowed: {allowed}")
     return SOURCES[source].load(_resolve(path) if path else None, options)
 
 
 def _resolve(path: str) -> Path:
     wanted = Path(os.path.expanduser(path))
-    # os.path.exists, as Path.exists raises on names that the file system does not allow.
+    # Not Path.exists, which raises on names that the file system does not allow.
     if os.path.exists(wanted):
         return wanted
     root = os.environ.get("LATECOMER_DATA", "")
@@ -75,7 +75,7 @@ def _from_path(name: str, read: Read) -> Load:
 
 
 def _digits(path: Path | None, options: SourceOptions) -> Dataset:
-    # scikit-learn takes a second to import, and only this source needs it.
+    # Imported here: scikit-learn takes a second to import, and only this source needs it.
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -100,7 +100,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             name="npz",
-            summary="your own .npz file: x, y, and optionally subject, test, class_names",
+            summary="an .npz file of yours: x, y, and optionally subject, test, class_names",
             citation="",
             needs_path=True,
             load=_from_path("npz", lambda path, options: read_npz(path)),
@@ -124,7 +124,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             name="extrasensory",
-            summary="phone and watch features of people's own days, one file per user",
+            summary="phone and watch features recorded in daily life, one file per user",
             citation="Y. Vaizman, K. Ellis, G. Lanckriet. Recognizing Detailed Human Context "
             "In-the-Wild from Smartphones and Smartwatches. IEEE Pervasive Computing 16(4), 2017.",
             needs_path=True,
@@ -142,7 +142,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             name="watch",
-            summary="smartwatch at 50 Hz, 10 subjects, 7 shoulder exercises; inside seglearn",
+            summary="smartwatch at 50 Hz, 10 subjects, 7 shoulder exercises; needs seglearn",
             citation="D. Burns, N. Leung, M. Hardisty, C. Whyne, P. Henry, S. McLachlin. Shoulder "
             "physiotherapy exercise recognition. Physiological Measurement 39(7), 2018.",
             needs_path=False,

@@ -1,4 +1,4 @@
-"""Text tables of numbers as datasets publish them, read with errors that say where."""
+"""Readers of text tables of numbers; errors name the file and the row."""
 
 import gzip
 import zlib
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from latecomer.errors import BadInput
 
 
-def folder_holding(path: Path, name: str, what: str) -> Path:
-    """`path` itself or a folder in it, whichever holds the file or folder `name`."""
+def find_folder(path: Path, name: str, dataset: str) -> Path:
+    """The folder that contains `name`: `path` or a direct subfolder of it."""
     if not path.is_dir():
-        raise BadInput(f"{path}: is a file; expected the folder of {what}")
-    for folder in (path, *sorted(each for each in path.iterdir() if each.is_dir())):
+        raise BadInput(f"{path}: is a file; expected the folder of {dataset}")
+    for folder in (path, *sorted(child for child in path.iterdir() if child.is_dir())):
         if (folder / name).exists():
             return folder
-    raise BadInput(f"{path}: {name} is not here; expected the folder of {what}")
+    raise BadInput(f"{path}: there is no {name}; expected the folder of {dataset}")
 
 
-def reading(path: Path, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-    """What `read` gives; whatever is wrong with the file is said in one line."""
+def read_table(path: Path, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """The result of `read`; an unreadable file raises BadInput with a one-line reason."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
     try:
@@ -33,28 +33,28 @@ def reading(path: Path, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         raise BadInput(f"{path}: cannot be read ({reason}); is it truncated?") from None
 
 
-def numbers(path: Path, columns: int) -> NDArray[np.float32]:
-    """A table of numbers without a header, separated by white space, none missing."""
-    table = reading(
+def read_numbers(path: Path, columns: int) -> NDArray[np.float32]:
+    """(rows, columns): a complete table of numbers without header, separated by white space."""
+    table = read_table(
         path, lambda: pd.read_csv(path, sep=r"\s+", header=None, dtype=np.float32, na_filter=True)
     )
     if table.shape[1] != columns:
         raise BadInput(f"{path}: {table.shape[1]} values in a row; expected {columns}")
     values = table.to_numpy()
-    gaps = np.isnan(values).any(axis=1)
-    if gaps.any():
+    incomplete = np.isnan(values).any(axis=1)
+    if incomplete.any():
         raise BadInput(
-            f"{path}: row {int(gaps.argmax()) + 1} has fewer than {columns} numbers;"
+            f"{path}: row {int(incomplete.argmax()) + 1} has fewer than {columns} numbers;"
             " is the file truncated?"
         )
     return values
 
 
-def whole_numbers(path: Path) -> NDArray[np.int64]:
-    """One whole number per line."""
-    values = numbers(path, 1)[:, 0]
-    whole = values.astype(np.int64)
-    if (wrong := whole != values).any():
+def read_integers(path: Path) -> NDArray[np.int64]:
+    """(rows,): one integer per line."""
+    values = read_numbers(path, 1)[:, 0]
+    integers = values.astype(np.int64)
+    if (wrong := integers != values).any():
         row = int(wrong.argmax())
-        raise BadInput(f"{path}: row {row + 1} is {values[row]:g}; expected a whole number")
-    return whole
+        raise BadInput(f"{path}: row {row + 1} is {values[row]:g}; expected an integer")
+    return integers

@@ -1,4 +1,4 @@
-"""UCI HAR as it is published: a folder of text files, as 561 features or as inertial windows.
+"""Reader of the published UCI HAR folder: 561 features, or windows of the inertial signals.
 
 D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz. A Public Domain Dataset for Human
 Activity Recognition Using Smartphones. ESANN 2013.
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset
 from latecomer.data.options import SourceOptions
-from latecomer.data.tables import folder_holding, numbers, whole_numbers
+from latecomer.data.tables import find_folder, read_integers, read_numbers
 from latecomer.errors import BadInput, unknown
 
 VARIANTS = ("features", "inertial")
@@ -20,21 +20,21 @@ FEATURES, SAMPLES = 561, 128
 SIGNALS = tuple(
     f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
 )
-PUBLISHED = {"train": 7352, "test": 2947}
+PUBLISHED_ROWS = {"train": 7352, "test": 2947}
 
 
 def read_uci_har(path: Path, options: SourceOptions) -> Dataset:
-    """Rows of `train` then of `test`, which are the official ones."""
+    """The rows of `train`, then of `test`, which are the official test rows."""
     variant = options.variant or "features"
     if variant not in VARIANTS:
         raise unknown("data.variant", variant, VARIANTS)
-    root = folder_holding(path, "activity_labels.txt", "UCI HAR")
+    root = find_folder(path, "activity_labels.txt", "UCI HAR")
     names = _activities(root / "activity_labels.txt")
-    labels = {split: _labels(root / split / f"y_{split}.txt", len(names)) for split in PUBLISHED}
+    labels = {s: _labels(root / s / f"y_{s}.txt", len(names)) for s in PUBLISHED_ROWS}
     read = _features if variant == "features" else _inertial
-    parts = [read(root, split) for split in PUBLISHED]
-    subjects = [whole_numbers(root / split / f"subject_{split}.txt") for split in PUBLISHED]
-    for split, x, subject in zip(PUBLISHED, parts, subjects, strict=True):
+    parts = [read(root, split) for split in PUBLISHED_ROWS]
+    subjects = [read_integers(root / split / f"subject_{split}.txt") for split in PUBLISHED_ROWS]
+    for split, x, subject in zip(PUBLISHED_ROWS, parts, subjects, strict=True):
         _check_rows(root / split, len(labels[split]), {"X": len(x), "subject": len(subject)})
     return Dataset(
         x=np.concatenate(parts),
@@ -61,7 +61,7 @@ def _activities(path: Path) -> tuple[str, ...]:
 
 
 def _labels(path: Path, classes: int) -> NDArray[np.int64]:
-    labels = whole_numbers(path)
+    labels = read_integers(path)
     if (bad := (labels < 1) | (labels > classes)).any():
         row = int(bad.argmax())
         raise BadInput(f"{path}: row {row + 1} is {labels[row]}; allowed are 1 to {classes}")
@@ -69,13 +69,13 @@ def _labels(path: Path, classes: int) -> NDArray[np.int64]:
 
 
 def _features(root: Path, split: str) -> NDArray[np.float32]:
-    return numbers(root / split / f"X_{split}.txt", FEATURES)
+    return read_numbers(root / split / f"X_{split}.txt", FEATURES)
 
 
 def _inertial(root: Path, split: str) -> NDArray[np.float32]:
     """(n, 128, 9): body acceleration, gyroscope, total acceleration, x, y and z of each."""
     folder = root / split / "Inertial Signals"
-    channels = [numbers(folder / f"{signal}_{split}.txt", SAMPLES) for signal in SIGNALS]
+    channels = [read_numbers(folder / f"{signal}_{split}.txt", SAMPLES) for signal in SIGNALS]
     if len({len(channel) for channel in channels}) > 1:
         sizes = ", ".join(f"{s} {len(c)}" for s, c in zip(SIGNALS, channels, strict=True))
         raise BadInput(f"{folder}: the signals differ in length ({sizes}); is one truncated?")
@@ -90,8 +90,8 @@ def _check_rows(folder: Path, expected: int, found: dict[str, int]) -> None:
 
 def _notes(labels: dict[str, NDArray[np.int64]]) -> Iterable[str]:
     rows = {split: len(part) for split, part in labels.items()}
-    if rows != PUBLISHED:
+    if rows != PUBLISHED_ROWS:
         yield (
             f"UCI HAR: {rows['train']} training and {rows['test']} test rows; the published files"
-            f" have {PUBLISHED['train']} and {PUBLISHED['test']}"
+            f" have {PUBLISHED_ROWS['train']} and {PUBLISHED_ROWS['test']}"
         )
