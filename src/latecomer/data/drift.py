@@ -223,7 +223,8 @@ def _second_domain(federation: FederatedDataset, device: int, second: str) -> Cl
             return Examples(rotated(part.x), part.y)
         return Examples(part.x, relabelled(part.y, federation.num_classes))
 
-    return ClientData(*map(counterpart, _parts(client)))
+    train, validation, test = map(counterpart, _parts(client))
+    return ClientData(train, validation, test)
 
 
 def _take(part: Examples, index: Tensor) -> Examples:
