@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from latecomer.errors import BadInput
+from latecomer.study.advice.dry_run import Arrivals, dry_run, loads_of
 from latecomer.study.advice.facts import Scenario
-from latecomer.study.advice.measured import contest, measured
-from latecomer.study.advice.rehearsal import Arrivals, loads_of, rehearse
-from latecomer.study.advice.scenario import away_share, label_skew, profile
+from latecomer.study.advice.measured import comparison_outcome, measured
+from latecomer.study.advice.scenario import label_skew, offline_share, profile
 from latecomer.study.advice.subject import subject
 from latecomer.study.compare import compare
 from latecomer.study.config import Config, Tree
@@ -40,22 +40,22 @@ def test_equal_devices_have_no_skew_and_single_classes_all_of_it() -> None:
     assert 0.3 < label_skew((alike + alone) // 2) < 0.6
 
 
-def test_a_rehearsal_has_the_fleets_own_times(tiny: MakeConfig) -> None:
+def test_a_dry_run_has_the_times_of_the_fleet(tiny: MakeConfig) -> None:
     experiment = Experiment(tiny("fleet.profile=tiers", "stop.updates=50"))
-    found = rehearse(experiment)
+    found = dry_run(experiment)
     assert len(found.device) == 50
     size = 4 * experiment.model.layout.size
     loads = loads_of(experiment)
     for device in range(10):
-        profile, mine = experiment.fleet.devices[device], found.device == device
+        profile, own = experiment.fleet.devices[device], found.device == device
         takes = profile.download_seconds(size) + profile.upload_seconds(size)
         takes += profile.compute_seconds(loads[device].passes)
-        assert (found.came - found.sent)[mine] == pytest.approx(takes)
+        assert (found.arrived - found.sent)[own] == pytest.approx(takes)
 
 
-def test_a_rehearsal_ends_where_it_is_told(tiny: MakeConfig) -> None:
+def test_a_dry_run_ends_at_its_bound(tiny: MakeConfig) -> None:
     experiment = Experiment(tiny())
-    assert len(rehearse(experiment, most=7).device) == 7
+    assert len(dry_run(experiment, max_updates=7).device) == 7
 
 
 def test_narrow_devices_have_less_to_do(tiny: MakeConfig) -> None:
@@ -65,14 +65,14 @@ def test_narrow_devices_have_less_to_do(tiny: MakeConfig) -> None:
     assert slim.passes < wide.passes
 
 
-def test_updates_that_come_meanwhile_are_counted() -> None:
+def test_arrivals_between_dispatch_and_arrival_are_counted() -> None:
     at = Arrivals(np.array([0, 1, 0]), np.array([0.0, 0.0, 1.0]), np.array([1.0, 2.0, 3.0]), 0, 3.0)
     assert at.meanwhile().tolist() == [0.0, 1.0, 1.0]
 
 
-def test_nobody_is_late_on_a_uniform_fleet(facts: Callable[..., Scenario]) -> None:
+def test_no_device_is_late_on_a_uniform_fleet(facts: Callable[..., Scenario]) -> None:
     found = facts()
-    assert (found.devices, found.late, found.behind, found.tied) == (10, 0, 0, {})
+    assert (found.devices, found.late, found.stragglers, found.straggler_classes) == (10, 0, 0, {})
     assert found.speed_ratio == 1.0
     assert found.age == pytest.approx(1.0)
     assert found.epochs == pytest.approx(6.0)
@@ -81,27 +81,27 @@ def test_nobody_is_late_on_a_uniform_fleet(facts: Callable[..., Scenario]) -> No
 
 def test_late_devices_are_found_with_what_they_hold(facts: Callable[..., Scenario]) -> None:
     found = facts(*LATE, "stop.updates=200")
-    assert (found.late, found.behind, found.busy) == (2, 2, False)
-    assert found.age_behind == pytest.approx(6.5)
-    assert found.tied["5"] > 0.8
-    assert 0.2 < found.heard_after < 0.5
+    assert (found.late, found.stragglers, found.busy) == (2, 2, False)
+    assert found.straggler_age == pytest.approx(6.5)
+    assert found.straggler_classes["5"] > 0.8
+    assert 0.2 < found.first_update_after < 0.5
     assert facts(*LATE, 'fleet.late.kind="busy"').busy
 
 
-def test_who_is_never_heard_does_not_hide_the_late(facts: Callable[..., Scenario]) -> None:
-    """Many phones are reachable at night only, and are not heard in so short a run."""
+def test_devices_without_updates_do_not_hide_late_devices(facts: Callable[..., Scenario]) -> None:
+    """Many phones are online at night only and send no update in a short run."""
     found = facts(*LATE, "fleet.profile=phones", "fleet.late.only=true")
-    assert found.unheard > 0
-    assert (found.late, found.behind) == (2, 2)
-    assert found.tied["5"] == 1.0
+    assert found.without_update > 0
+    assert (found.late, found.stragglers) == (2, 2)
+    assert found.straggler_classes["5"] == 1.0
 
 
-def test_a_drift_that_contradicts_is_seen(facts: Callable[..., Scenario]) -> None:
-    assert facts("data.drift.kind=shift").contradicts
-    assert not facts("data.drift.kind=grow").contradicts
+def test_concept_shift_is_found(facts: Callable[..., Scenario]) -> None:
+    assert facts("data.drift.kind=shift").concept_shift
+    assert not facts("data.drift.kind=grow").concept_shift
 
 
-def test_a_budget_is_reckoned_by_the_accountant(facts: Callable[..., Scenario]) -> None:
+def test_a_budget_is_computed_by_the_accountant(facts: Callable[..., Scenario]) -> None:
     private = ("privacy.epsilon=1.0", "stop.updates=400", "data.scale=none")
     budget = facts(*private).budget
     assert budget is not None
@@ -112,41 +112,41 @@ def test_a_budget_is_reckoned_by_the_accountant(facts: Callable[..., Scenario]) 
     assert 9 <= limited.allowed <= 10  # the same table
 
 
-def test_windows_are_time_away() -> None:
-    assert away_share((), 24.0) == 0.0
-    assert away_share(((0.0, 6.0), (20.0, 22.0)), 24.0) == pytest.approx(2 / 3)
+def test_time_outside_windows_is_offline() -> None:
+    assert offline_share((), 24.0) == 0.0
+    assert offline_share(((0.0, 6.0), (20.0, 22.0)), 24.0) == pytest.approx(2 / 3)
 
 
-def test_a_run_tells_of_itself(start: Start) -> None:
+def test_facts_of_a_run(start: Start) -> None:
     folder, summary = start(*LATE, "stop.updates=120")
     run = measured(Result(folder))
     assert run.strategy == "fedasync"
     assert run.staleness_mean == summary["staleness"]["mean"]
-    assert run.staleness_most <= run.staleness_max
-    assert run.own_late == pytest.approx(summary["client_accuracy"]["late_mean"])
-    assert run.waiting < 0.1
+    assert run.staleness_p90 <= run.staleness_max
+    assert run.local_late == pytest.approx(summary["client_accuracy"]["late_mean"])
+    assert run.idle < 0.1
     assert run.late_updates is not None
     assert run.late_weight is not None
     assert run.late_weight < run.late_updates  # fedasync discounts them
-    assert run.repairs is None
+    assert run.compensated is None
     assert run.clusters is None
 
 
-def test_waiting_and_repair_are_seen(start: Start) -> None:
+def test_idle_time_and_compensation_are_found(start: Start) -> None:
     folder, _ = start("strategy.name=fedavg", "fleet.profile=tiers")
-    assert measured(Result(folder)).waiting > 0.3
+    assert measured(Result(folder)).idle > 0.3
     folder, summary = start("strategy.name=feddc", *LATE, "stop.updates=0", "stop.epochs=12")
-    assert measured(Result(folder)).repairs == summary["compensation"]["count"]
+    assert measured(Result(folder)).compensated == summary["compensation"]["count"]
 
 
-def test_a_run_whose_data_are_gone_is_judged_by_its_files(start: Start) -> None:
+def test_a_run_without_its_data_is_analysed_from_its_files(start: Start) -> None:
     folder, _ = start()
     text = (folder / "config.toml").read_text().replace('source = "digits"', 'source = "npz"')
     (folder / "config.toml").write_text(text)
     found = subject(folder)
     assert found.facts.scenario is None
     assert found.facts.run is not None
-    assert "files alone" in found.notes[0]
+    assert "files only" in found.notes[0]
 
 
 def test_an_unfinished_run_is_refused(start: Start) -> None:
@@ -156,7 +156,7 @@ def test_an_unfinished_run_is_refused(start: Start) -> None:
         subject(folder)
 
 
-def test_a_reference_is_looked_at_as_a_fleet(tmp_path: Path) -> None:
+def test_a_reference_is_analysed_as_a_fleet(tmp_path: Path) -> None:
     config = tmp_path / "mark.toml"
     config.write_text(
         "[fleet]\ndevices = 10\n[fleet.late]\nclasses = [5]\ndevices = 2\ndelay = 6\n"
@@ -164,27 +164,27 @@ def test_a_reference_is_looked_at_as_a_fleet(tmp_path: Path) -> None:
     )
     found = subject(config)
     assert found.facts.scenario is not None
-    assert found.facts.scenario.age_behind > 5
+    assert found.facts.scenario.straggler_age > 5
     assert "unstale" in found.notes[0]
 
 
 def test_the_winner_of_a_comparison_is_named(tiny_tree: Tree, tmp_path: Path) -> None:
     compare(tiny_tree, ["fedasync", "standalone"], [1, 2], tmp_path / "both")
-    found, run = contest(Comparison(tmp_path / "both"))
+    found, run = comparison_outcome(Comparison(tmp_path / "both"))
     assert (found.winner, found.second, found.seeds) == ("fedasync", "standalone", 2)
     assert found.margin > 0
     assert run.summary["strategy"] == "fedasync"
-    assert subject(tmp_path / "both").facts.contest == found
+    assert subject(tmp_path / "both").facts.comparison == found
 
 
 def test_references_win_no_comparison(tiny_tree: Tree, tmp_path: Path) -> None:
     compare(tiny_tree, ["centralised", "fedasync"], [1], tmp_path / "both")
-    found, _ = contest(Comparison(tmp_path / "both"))
+    found, _ = comparison_outcome(Comparison(tmp_path / "both"))
     assert (found.winner, found.second, found.spread) == ("fedasync", "", None)
 
 
 def test_a_fleet_that_loses_everything_or_takes_no_time(facts: Callable[..., Scenario]) -> None:
     hopeless = facts("fleet.crash=1.0")
-    assert (hopeless.unheard, hopeless.lost) == (1.0, 1.0)
+    assert (hopeless.without_update, hopeless.lost) == (1.0, 1.0)
     timeless = facts("fleet.seconds_per_task=0")
     assert (timeless.age, timeless.epochs, timeless.speed_ratio) == (0.0, 0.0, 1.0)

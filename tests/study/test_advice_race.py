@@ -1,4 +1,4 @@
-"""Advice: the race, its verdict, and the command."""
+"""Advice: the race, its result, and the command."""
 
 import json
 import sys
@@ -14,24 +14,24 @@ from latecomer.errors import BadInput, RunFailed
 from latecomer.study.advice import race as racing
 from latecomer.study.advice.advice import Race, advise
 from latecomer.study.advice.race import (
-    YOURS,
+    CONFIGURED,
     Candidate,
     Entry,
-    Plan,
+    RacePlan,
     Rung,
     plan_race,
     race,
-    verdict,
+    race_result,
 )
 from latecomer.study.advice.remedies import Suggestion
 from latecomer.study.advice.subject import Subject, subject
 from latecomer.study.advice.wording import (
+    configured_line,
     edge_line,
     lines,
     race_opening,
+    result_line,
     rung_table,
-    verdict_line,
-    yours_line,
 )
 from latecomer.study.compare import Cell
 from latecomer.study.config import load_config
@@ -91,56 +91,56 @@ def rung(**scores: tuple[float, ...]) -> Rung:
     return Rung(1.0, (1, 2, 3), tuple(sorted(entries, key=lambda e: e.mean, reverse=True)))
 
 
-def plan_of(**changes: object) -> Plan:
-    made = Plan(
+def plan_of(**changes: object) -> RacePlan:
+    made = RacePlan(
         {}, (candidate("feddc"), candidate("fadas")), (1.0, 1.0, 1.0), (1, 2, 3), "all", None
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_a_margin_beyond_the_spread_wins() -> None:
-    found = verdict(rung(feddc=(0.95, 0.90, 0.93), fadas=(0.91, 0.85, 0.89)))
+    found = race_result(rung(feddc=(0.95, 0.90, 0.93), fadas=(0.91, 0.85, 0.89)))
     assert found.decided
     assert found.chosen.name == "feddc"
     assert found.margin == pytest.approx(0.0433, abs=1e-3)
     # Seed by seed: what seeds have in common does not blur it.
     assert found.spread == pytest.approx(0.0058, abs=1e-3)
-    assert "Winner: feddc" in verdict_line(found, plan_of())
+    assert "Winner: feddc" in result_line(found, plan_of())
 
 
 def test_within_the_spread_the_simplest_is_taken() -> None:
-    found = verdict(rung(feddc=(0.95, 0.90, 0.93), fadas=(0.91, 0.93, 0.92)))
+    found = race_result(rung(feddc=(0.95, 0.90, 0.93), fadas=(0.91, 0.93, 0.92)))
     assert not found.decided
     assert (found.best.name, found.chosen.name) == ("feddc", "fadas")
-    text = verdict_line(found, plan_of())
+    text = result_line(found, plan_of())
     assert "No winner" in text
     assert "Take the simplest: fadas" in text
 
 
-def test_what_is_there_already_is_the_simplest() -> None:
-    mine = Entry(candidate("echopfl", YOURS), (0.90, 0.92), 0.9)
+def test_the_configured_strategy_is_the_simplest() -> None:
+    mine = Entry(candidate("echopfl", CONFIGURED), (0.90, 0.92), 0.9)
     best = Entry(candidate("fedasync"), (0.92, 0.91), 0.9)
-    assert verdict(Rung(1.0, (1, 2), (best, mine))).chosen.label == YOURS
+    assert race_result(Rung(1.0, (1, 2), (best, mine))).chosen.label == CONFIGURED
 
 
 def test_one_seed_decides_nothing() -> None:
-    found = verdict(rung(feddc=(0.95,), fadas=(0.5,)))
+    found = race_result(rung(feddc=(0.95,), fadas=(0.5,)))
     assert not found.decided
-    assert "more --seeds" in verdict_line(found, plan_of(seeds=(1,)))
+    assert "more --seeds" in result_line(found, plan_of(seeds=(1,)))
 
 
-def test_who_fails_loses() -> None:
-    found = verdict(rung(feddc=(0.2, 0.2, 0.2), fadas=(0.9, -inf, 0.9)))
+def test_a_failed_candidate_loses() -> None:
+    found = race_result(rung(feddc=(0.2, 0.2, 0.2), fadas=(0.9, -inf, 0.9)))
     assert found.decided
     assert found.chosen.name == "feddc"
-    assert "did not get there" in verdict_line(found, plan_of())
-    nobody = verdict(rung(feddc=(-inf,), fadas=(-inf,)))
-    assert "nobody got there" in verdict_line(nobody, plan_of())
+    assert "failed or missed the target" in result_line(found, plan_of())
+    none = race_result(rung(feddc=(-inf,), fadas=(-inf,)))
+    assert "every candidate failed" in result_line(none, plan_of())
 
 
-def test_a_rate_at_the_edge_is_told() -> None:
+def test_a_rate_at_the_edge_is_reported() -> None:
     several = tuple(candidate("fadas", lr=lr) for lr in (0.1, 0.2, 0.5))
-    found = verdict(Rung(1.0, (1,), (Entry(several[2], (0.9,), 0.9),)))
+    found = race_result(Rung(1.0, (1,), (Entry(several[2], (0.9,), 0.9),)))
     assert "largest" in (edge_line(found, plan_of(candidates=several)) or "")
     inside = replace(found, chosen=several[1])
     assert edge_line(inside, plan_of(candidates=several)) is None
@@ -150,11 +150,11 @@ def test_the_plan_has_what_is_configured_and_what_is_suggested(config: Path) -> 
     found = advise(subject(config))
     plan = plan_race(found.subject, found.suggestions, [1, 2])
     labels = {c.label for c in plan.candidates}
-    assert YOURS in labels
+    assert CONFIGURED in labels
     assert 3 <= len(labels) <= 6
     rates = sorted(c.lr for c in plan.candidates if c.label == "fedbuff")
     assert rates == [0.12, 0.3, 0.75]  # around the config's own for it
-    mine = next(c for c in plan.candidates if c.label == YOURS)
+    mine = next(c for c in plan.candidates if c.label == CONFIGURED)
     assert mine.strategy == {"name": "fedasync", "alpha": 0.4}
     assert plan.base["stop"]["updates"] == 40
     assert "compare" not in plan.base
@@ -164,44 +164,46 @@ def test_a_suggestion_that_the_config_forbids_is_left_out(config: Path) -> None:
     found = subject(config, ["privacy.epsilon=1.0"])
     asked = [Suggestion("ifca", "", ""), Suggestion("fedbuff", "", "")]
     plan = plan_race(found, asked, [1])
-    assert {c.label for c in plan.candidates} == {YOURS, "fedbuff"}
+    assert {c.label for c in plan.candidates} == {CONFIGURED, "fedbuff"}
     assert "left out: strategy 'ifca'" in race_opening(plan)
 
 
-def test_a_short_run_hears_late_devices_and_drift_is_not_cut(config: Path) -> None:
+def test_a_short_run_has_updates_of_late_devices_and_drift_is_not_cut(config: Path) -> None:
     late = ["fleet.late.classes=[5]", "fleet.late.devices=2", "fleet.late.delay=6"]
     found = advise(subject(config, [*late, "stop.updates=150"]))
     first = plan_race(found.subject, found.suggestions, [1]).lengths[0]
-    heard = found.subject.facts.scenario.heard_after if found.subject.facts.scenario else 0
-    assert first == pytest.approx(max(0.25, min(1.0, 2 * heard)), abs=0.01)
+    first_update = (
+        found.subject.facts.scenario.first_update_after if found.subject.facts.scenario else 0
+    )
+    assert first == pytest.approx(max(0.25, min(1.0, 2 * first_update)), abs=0.01)
     assert first > 0.25
     moving = advise(subject(config, ["data.drift.kind=grow"]))
     assert plan_race(moving.subject, moving.suggestions, [1]).lengths == (1.0, 1.0, 1.0)
 
 
-def test_personal_strategies_are_raced_for_the_devices(config: Path) -> None:
+def test_personal_strategies_are_scored_by_local_accuracy(config: Path) -> None:
     found = advise(subject(config, ["data.drift.kind=shift"]))
     assert "echopfl" in [s.name for s in found.suggestions]
     plan = plan_race(found.subject, found.suggestions, [1])
-    assert plan.audience == "devices"
+    assert plan.score_on == "devices"
     assert plan.base["evaluate"]["clients"] is True
-    assert plan_race(found.subject, found.suggestions, [1], "all").audience == "all"
+    assert plan_race(found.subject, found.suggestions, [1], "all").score_on == "all"
 
 
-def few(found: Subject, *names: str) -> Plan:
+def few(found: Subject, *names: str) -> RacePlan:
     """A race of some at one rate."""
     made = plan_race(found, advise(found).suggestions, [1, 2])
     chosen = tuple(candidate(name) for name in names)
-    return replace(made, candidates=chosen, lengths=(0.5, 0.5, 1.0), own=None)
+    return replace(made, candidates=chosen, lengths=(0.5, 0.5, 1.0), configured=None)
 
 
 def test_halving_keeps_the_best_and_runs_nothing_twice(config: Path, tmp_path: Path) -> None:
-    plan, told = few(subject(config), "fedavg", "fedasync", "standalone"), list[str]()
+    plan, done = few(subject(config), "fedavg", "fedasync", "standalone"), list[str]()
 
-    def tell(cell: Cell, score: float) -> None:
-        told.append(f"{cell.strategy} {cell.seed}")
+    def on_score(cell: Cell, score: float) -> None:
+        done.append(f"{cell.strategy} {cell.seed}")
 
-    rungs = list(race(plan, tmp_path / "race", 1, tell))
+    rungs = list(race(plan, tmp_path / "race", 1, on_score))
     assert [len(rung.entries) for rung in rungs] == [3, 2, 2]
     assert [rung.seeds for rung in rungs] == [(1,), (1, 2), (1, 2)]
     for rung in rungs:
@@ -210,19 +212,21 @@ def test_halving_keeps_the_best_and_runs_nothing_twice(config: Path, tmp_path: P
     kept = [{e.candidate.label for e in rung.entries if e.kept} for rung in rungs]
     assert kept[0] == {e.candidate.label for e in rungs[1].entries}
     assert len(kept[2]) == 1
-    assert len(told) == 3 + 4 + 4
+    assert len(done) == 3 + 4 + 4
     assert len(list((tmp_path / "race" / "length-0.5").iterdir())) == 3 + 2
-    again = list(race(plan, tmp_path / "race", 1, tell))
+    again = list(race(plan, tmp_path / "race", 1, on_score))
     assert again == rungs
 
 
 def test_what_is_configured_is_in_the_last_rung(config: Path, tmp_path: Path) -> None:
-    plan = replace(few(subject(config), "fedavg", "fedsea"), own=candidate("standalone", YOURS))
+    plan = replace(
+        few(subject(config), "fedavg", "fedsea"), configured=candidate("standalone", CONFIGURED)
+    )
     *early, final = race(plan, tmp_path / "race", 1, lambda cell, score: None)
-    assert all(YOURS not in {e.candidate.label for e in rung.entries} for rung in early)
-    assert final.entries[-1].candidate.label == YOURS
-    assert "What you have, standalone at lr 0.1" in (yours_line(final, plan) or "")
-    assert yours_line(replace(final, entries=final.entries[:2]), plan) is None
+    assert all(CONFIGURED not in {e.candidate.label for e in rung.entries} for rung in early)
+    assert final.entries[-1].candidate.label == CONFIGURED
+    assert "As configured, standalone at lr 0.1" in (configured_line(final, plan) or "")
+    assert configured_line(replace(final, entries=final.entries[:2]), plan) is None
 
 
 def test_a_candidate_that_fails_does_not_end_the_race(
@@ -261,15 +265,15 @@ def test_what_is_written_can_be_run_and_the_folder_holds_one_race(
     plan = few(found.subject, "fedasync", "fedbuff")
     made = Race(found, plan, tmp_path / "out")
     for _ in made.run(1, lambda cell, score: None):
-        assert json.loads((tmp_path / "out" / "advice.json").read_text())["verdict"] is None
+        assert json.loads((tmp_path / "out" / "advice.json").read_text())["result"] is None
     winner = made.finish().chosen
     config_written = load_config(tmp_path / "out" / "advice.toml")
     assert config_written.strategy.name == winner.name
     assert config_written.training.lr == winner.lr
     assert config_written.stop.updates == 40
     document = json.loads((tmp_path / "out" / "advice.json").read_text())
-    assert document["verdict"]["chosen"]["strategy"]["name"] == winner.name
-    Race(found, plan, tmp_path / "out")  # the same one goes on
+    assert document["result"]["chosen"]["strategy"]["name"] == winner.name
+    Race(found, plan, tmp_path / "out")  # the same race is resumed
     with pytest.raises(BadInput, match="another race"):
         Race(found, replace(plan, seeds=(1, 2, 3)), tmp_path / "out")
 
@@ -277,21 +281,21 @@ def test_what_is_written_can_be_run_and_the_folder_holds_one_race(
 def test_the_text_can_be_pasted_and_names_its_sources(config: Path) -> None:
     text = "\n".join(lines(advise(subject(config, ["training.lr=0.4"]))))
     assert f"latecomer run {config} --set 'training.lr=0.4' --set 'strategy={{name = " in text
-    assert "What dominates: unequal speed" in text
+    assert "Main problem: unequal device speeds" in text
     assert "[docs/strategies.md" in text
 
 
 def test_the_command_without_a_config_is_about_the_quickstart(call: Call) -> None:
     code, out, _ = call()
     assert code == 0
-    assert "unequal speed" in out
+    assert "unequal device speeds" in out
     assert "latecomer run --set" in out
 
 
 def test_the_command_writes_json(call: Call, tmp_path: Path, config: Path) -> None:
-    code, out, _ = call("tiny.toml", "--json", "--out", "told")
+    code, out, _ = call("tiny.toml", "--json", "--out", "written")
     assert code == 0
-    assert json.loads(out) == json.loads((tmp_path / "told" / "advice.json").read_text())
+    assert json.loads(out) == json.loads((tmp_path / "written" / "advice.json").read_text())
 
 
 @pytest.mark.parametrize(

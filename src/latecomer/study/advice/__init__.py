@@ -1,1 +1,1 @@
-"""What dominates in a scenario or a run, and which strategy to try."""
+"""`latecomer advise`: findings about a scenario or a run, and strategies and settings to try."""

@@ -1,4 +1,4 @@
-"""Findings, suggestions, and what is written of them."""
+"""Findings and suggestions for a subject, and advice.json and advice.toml."""
 
 import json
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ import tomli_w
 
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import recipes
-from latecomer.study.advice.race import OnCellDone, Plan, Rung, Verdict, race, verdict
+from latecomer.study.advice.race import OnScore, RacePlan, RaceResult, Rung, race, race_result
 from latecomer.study.advice.remedies import Change, Suggestion, change, suggest
-from latecomer.study.advice.rules import Finding, judge
+from latecomer.study.advice.rules import Finding, diagnose
 from latecomer.study.advice.subject import Subject
 from latecomer.study.files import write_atomically
 from latecomer.study.results import read_json, without_nan
@@ -21,7 +21,7 @@ from latecomer.study.runner import new_folder
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found about a subject, and what to do about it."""
+    """Findings about a subject, the most costly first, and strategies and settings to try."""
 
     subject: Subject
     findings: list[Finding]
@@ -29,7 +29,7 @@ class Advice:
     changes: list[Change]
 
     def document(self) -> dict[str, Any]:
-        """As plain values."""
+        """The content of advice.json."""
         found: dict[str, Any] = {
             "notes": list(self.subject.notes),
             "dominates": self.findings[0].kind,
@@ -42,8 +42,8 @@ class Advice:
 
 
 def advise(subject: Subject) -> Advice:
-    """Judge the facts and look up what helps."""
-    findings = judge(subject.facts)
+    """Findings from the facts, and suggestions for the findings."""
+    findings = diagnose(subject.facts)
     return Advice(
         subject,
         findings,
@@ -58,29 +58,29 @@ def write_advice(folder: Path, document: dict[str, Any]) -> None:
 
 
 class Race:
-    """A race in a folder, which the same race goes on in; advice.json grows with every rung."""
+    """A race in a folder; a folder with the same plan is resumed. Each rung updates advice.json."""
 
-    def __init__(self, advice: Advice, plan: Plan, folder: Path) -> None:
+    def __init__(self, advice: Advice, plan: RacePlan, folder: Path) -> None:
         self.advice, self.plan, self.folder = advice, plan, folder
         self.rungs: list[Rung] = []
-        self.verdict: Verdict | None = None
-        asked = json.loads(json.dumps({"race": plan.document()}))
+        self.result: RaceResult | None = None
+        document = json.loads(json.dumps({"race": plan.document()}))
         if not (folder / "plan.json").is_file():
             new_folder(folder)
-            write_atomically(folder / "plan.json", json.dumps(asked, indent=2) + "\n")
-        elif read_json(folder / "plan.json") != asked:
+            write_atomically(folder / "plan.json", json.dumps(document, indent=2) + "\n")
+        elif read_json(folder / "plan.json") != document:
             raise BadInput(f"{folder}: holds another race or comparison; choose another --out")
 
-    def run(self, jobs: int, told: OnCellDone) -> Iterator[Rung]:
-        """Each rung as it is done."""
-        for rung in race(self.plan, self.folder, jobs, told):
+    def run(self, jobs: int, on_score: OnScore) -> Iterator[Rung]:
+        """Yields each rung when its runs have finished."""
+        for rung in race(self.plan, self.folder, jobs, on_score):
             self.rungs.append(rung)
             write_advice(self.folder, self.document())
             yield rung
 
-    def finish(self) -> Verdict:
-        """advice.json with the winner, and advice.toml ready for `latecomer run`."""
-        self.verdict = found = verdict(self.rungs[-1])
+    def finish(self) -> RaceResult:
+        """Writes advice.json with the result, and advice.toml for `latecomer run`."""
+        self.result = found = race_result(self.rungs[-1])
         tree = found.chosen.tree(self.advice.subject.tree)
         for key in ("compare", "study"):
             tree.pop(key, None)
@@ -90,8 +90,8 @@ class Race:
 
     def document(self) -> dict[str, Any]:
         race = {
-            "measure": {"for": self.plan.audience, "target": self.plan.target},
+            "measure": {"for": self.plan.score_on, "target": self.plan.target},
             "rungs": [asdict(rung) for rung in self.rungs],
-            "verdict": asdict(self.verdict) if self.verdict else None,
+            "result": asdict(self.result) if self.result else None,
         }
         return {**self.advice.document(), **dict(without_nan(race))}

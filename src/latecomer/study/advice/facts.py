@@ -1,4 +1,4 @@
-"""What advice is given from: plain numbers about a scenario and, if there was one, its run."""
+"""The numbers that advice is based on: a scenario and, if there is one, its finished run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,99 +6,101 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Budget:
-    """Local privacy in numbers. Epsilons are totals over the planned tasks, by the accountant."""
+    """Local differential privacy; epsilons are totals over the planned tasks of a device."""
 
-    nominal: float  # as the config prints it
-    whole_run: bool  # whether that is meant for all releases together
-    limit: float  # what a device may spend; 0 = no limit
-    spent_mean: float  # by a device with as many tasks as the average one
-    spent_most: float  # by the busiest device
-    allowed: float  # tasks that fit the limit, inf without one
-    planned_mean: float  # tasks per device if nobody retires
-    planned_most: float
+    nominal: float  # `privacy.epsilon` of the config
+    whole_run: bool  # whether `nominal` is for all releases of a run together
+    limit: float  # epsilon that a device may spend; 0: no limit
+    spent_mean: float  # by a device with the mean number of tasks
+    spent_max: float  # by the device with most tasks
+    allowed: float  # tasks that fit the limit; inf without one
+    planned_mean: float  # tasks per device if no device retires
+    planned_max: float
     poisson: bool
     full_batches: bool
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """The devices and their data before anything is trained.
+    """Data, fleet and lateness before anything is trained.
 
-    A turn is as many arriving updates as there are devices. Ages are those of arriving updates in
-    a rehearsal of the fleet: every device gets its next task at once, and nothing is trained.
+    Ages are those of arriving updates in a dry run: every device gets its next task at once and
+    nothing is trained. A fleet pass is as many arriving updates as there are devices. Stragglers
+    are the devices of `fleet.late`; without any, the devices whose updates never arrive or are far
+    staler than the median.
     """
 
     devices: int  # with data
-    examples: float  # per device, the median
-    epochs: float  # nominal ones, until the run's bound
+    examples: float  # per device, median
+    epochs: float  # nominal epochs until the end of the run
     # data
-    skew: float = 0.0  # label mixes: 0 = as alike as chance makes them, 1 = one class each
-    contradicts: bool = False  # the same inputs get other labels on some devices
+    skew: float = 0.0  # label skew: 0 = as in random partitions, 1 = one class per device
+    concept_shift: bool = False  # the same inputs get other labels on some devices
     drift: str = "none"
     # fleet
-    speed_ratio: float = 1.0  # nominal task time, ninth tenth over first tenth of the devices
-    jitter: float = 0.0  # the median
-    transfer: float = 0.0  # share of a task that goes over links, the median
+    speed_ratio: float = 1.0  # nominal task time, 90th over 10th percentile of the devices
+    jitter: float = 0.0  # median
+    transfer: float = 0.0  # share of a task's time spent on links, median
     update_bytes: int = 0
-    narrow: float = 0.0  # share of devices that carry a part of the model only
-    away: float = 0.0  # share of time that devices are out of reach
-    unheard: float = 0.0  # share of devices never heard in the rehearsal
-    lost: float = 0.0  # share of tasks that end in nothing
+    narrow: float = 0.0  # share of devices that train a sub-model
+    offline: float = 0.0  # share of device time offline
+    without_update: float = 0.0  # share of devices without an update in the dry run
+    lost: float = 0.0  # share of tasks that are lost
     # lateness
-    late: int = 0  # devices that `fleet.late` names
-    busy: bool = False  # they are away meanwhile
-    behind: int = 0  # these, or else those whose updates are far older than usual
+    late: int = 0  # devices of `fleet.late`
+    busy: bool = False  # `fleet.late.kind` is busy
+    stragglers: int = 0
     age: float = 0.0  # mean age of updates in epochs
-    age_behind: float = 0.0  # the same of those behind; the epochs rehearsed if never heard
-    turns: float = 0.0
-    turns_behind: float = 0.0
-    heard_after: float = 0.0  # share of the run after which nine tenths of them were heard once
-    behind_share: float = 0.0  # of all examples
-    tied: Mapping[str, float] = field(default_factory=dict)  # class -> share on those behind
+    straggler_age: float = 0.0  # the length of the dry run if no straggler sent an update
+    passes: float = 0.0  # mean fleet passes between dispatch and arrival of an update
+    straggler_passes: float = 0.0
+    first_update_after: float = 0.0  # share of the run until 90% of the stragglers sent an update
+    straggler_share: float = 0.0  # of all examples
+    straggler_classes: Mapping[str, float] = field(default_factory=dict)  # class -> share they hold
     # server
-    server_load: float = 0.0  # its merging time over the run's
+    server_load: float = 0.0  # merging time over run time
     budget: Budget | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run tells of itself. None: there was nothing to measure it on."""
+    """Results of a finished run; None: nothing to measure it on. `local` is local test accuracy."""
 
     strategy: str
     lr: float
     chance: float  # accuracy of guessing
-    accuracy: float  # mean of the last fifth
-    dip: float  # the deepest fall below what was reached before, in the second half
-    gain: float  # last tenth against the tenth before the last quarter
-    own_mean: float | None = None
-    own_worst: float | None = None
-    own_late: float | None = None
-    own_others: float | None = None  # of those not late
-    own_rare: float | None = None  # of the fifth heard least often
-    own_frequent: float | None = None  # of all others
-    refused: float = 0.0  # share of answers
+    accuracy: float  # mean of the last fifth of the run
+    dip: float  # largest drop below the best accuracy so far, in the second half
+    gain: float  # mean accuracy of the last tenth minus that around 70% of the run
+    local_mean: float | None = None
+    local_worst: float | None = None
+    local_late: float | None = None  # late devices
+    local_others: float | None = None  # devices that are not late
+    local_rare: float | None = None  # the fifth of the devices with fewest updates
+    local_frequent: float | None = None  # all others
+    refused: float = 0.0  # share of updates
     dropped: float = 0.0
-    waiting: float = 0.0  # share of the devices' time without a task
+    idle: float = 0.0  # share of device time without a task
     staleness_mean: float = 0.0  # in commits
-    staleness_most: int = 0  # of nine tenths of the updates
+    staleness_p90: int = 0
     staleness_max: int = 0
-    late_updates: float | None = None  # share of the accepted ones that late devices sent
-    late_weight: float | None = None  # share of all weight that they were given
+    late_updates: float | None = None  # share of the accepted updates that late devices sent
+    late_weight: float | None = None  # share of the total weight of these updates
     retired: float = 0.0  # share of devices
-    repairs: int | None = None  # None: the strategy repairs nothing
-    repairing: float = 0.0  # its seconds of the server over virtual seconds
-    repairs_right: float | None = None  # share of judgements in favour of the estimate
+    compensated: int | None = None  # updates; None: a strategy without compensation
+    compensation_load: float = 0.0  # server seconds over virtual seconds
+    compensation_better: float | None = None  # share of validations with a reduced error
     switched_after: float | None = None  # share of the commits
     clusters: int | None = None
     megabytes_up: float = 0.0
 
 
 @dataclass(frozen=True)
-class Contest:
-    """The outcome of a comparison that was already there."""
+class ComparisonOutcome:
+    """The best strategy of a finished comparison, and its margin over the second in accuracy."""
 
     winner: str
-    second: str  # empty: there was nobody else
+    second: str  # empty: there was one strategy only
     margin: float
     spread: float | None  # None: one seed
     seeds: int
@@ -106,11 +108,11 @@ class Contest:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything known; a part that could not be had is None."""
+    """Everything known about a subject; a part that is not available is None."""
 
     scenario: Scenario | None = None
     run: Run | None = None
-    contest: Contest | None = None
+    comparison: ComparisonOutcome | None = None
     strategy: str = ""  # of the config
     lr: float = 0.01
     devices: int = 0

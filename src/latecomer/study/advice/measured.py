@@ -1,4 +1,4 @@
-"""From the files of a finished run or comparison to the facts about it."""
+"""Facts from the files of a finished run or comparison."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,56 +9,56 @@ import pandas as pd
 
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import recipes
-from latecomer.study.advice.facts import Contest, Run
-from latecomer.study.advice.scenario import away_share
+from latecomer.study.advice.facts import ComparisonOutcome, Run
+from latecomer.study.advice.scenario import offline_share
 from latecomer.study.config import load_config
 from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.history import History, read_history
 
-RARELY = 0.2  # the share of devices that were heard least
-LAST_PART = 0.8  # of a run's time; what comes after it is its end
+RARE_SHARE = 0.2  # of the devices: those with fewest updates
+LAST_PART = 0.8  # of a run's time, from which its final accuracy is averaged
 
 
 def last_part(rows: pd.DataFrame, column: str) -> float:
-    """The mean over the last fifth of a run's virtual time; nan if nothing was measured."""
+    """The mean of `column` over the last fifth of virtual time; nan without evaluations there."""
     end = rows["virtual_seconds"].iloc[-1]
     return float(rows.loc[rows["virtual_seconds"] >= LAST_PART * end, column].mean())
 
 
 def measured(result: Result) -> Run:
-    """What a run tells of itself."""
+    """The facts of a finished run."""
     if not (result.folder / "summary.json").is_file():
         raise BadInput(
-            f"{result.folder}: the run is not finished; go on with"
+            f"{result.folder}: the run is not finished; finish it with"
             f" `latecomer run --resume {result.folder}`, or give its config.toml"
         )
     summary, history = result.summary, read_history(result.folder / "events.jsonl")
     config = load_config(result.folder / "config.toml")
-    own = _own_accuracy(result.folder, history)
+    local = _local_accuracy(result.folder, history)
     late, fleet = set(summary["late_devices"]), read_json(result.folder / "fleet.json")
-    answers = max(1, summary["updates"] + summary["refused"])
-    lost = summary["dropped"] / max(1, answers + summary["dropped"])
+    received = max(1, summary["updates"] + summary["refused"])
+    dropped = summary["dropped"] / max(1, received + summary["dropped"])
     retired = (summary["epsilon"] or {}).get("retired", 0) / max(1, len(history.devices))
     return Run(
         strategy=summary["strategy"],
         lr=config.training.lr,
         chance=1 / max(1, len(summary["f1"])),
         **_curve(result.metrics),
-        own_mean=summary["client_accuracy"]["mean"],
-        own_worst=summary["client_accuracy"]["worst"],
-        **own,
-        refused=summary["refused"] / answers,
-        dropped=lost,
-        waiting=_waiting(history, fleet),
+        local_mean=summary["client_accuracy"]["mean"],
+        local_worst=summary["client_accuracy"]["worst"],
+        **local,
+        refused=summary["refused"] / received,
+        dropped=dropped,
+        idle=_idle(history, fleet),
         staleness_mean=summary["staleness"]["mean"],
-        staleness_most=_quantile(history.staleness, 0.9),
+        staleness_p90=_quantile(history.staleness, 0.9),
         staleness_max=summary["staleness"]["max"],
         late_updates=_share_of(history.updates, late),
         late_weight=_share_of(history.weights, late),
         retired=retired,
         clusters=(summary["clusters"] or {}).get("final"),
         megabytes_up=summary["bytes"]["up"] / 1e6,
-        **_repairs(summary, history),
+        **_compensation(summary, history),
     )
 
 
@@ -73,23 +73,23 @@ def _curve(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _own_accuracy(folder: Path, history: History) -> dict[str, Any]:
-    """Of late devices and the others, and of those heard least and the others."""
+def _local_accuracy(folder: Path, history: History) -> dict[str, Any]:
+    """Mean local test accuracy of late devices, of devices with few updates, and of the others."""
     try:
         table = pd.read_csv(folder / "devices.csv")
         table = table[(table["examples"] > 0) & table["accuracy"].notna()]
         is_late = table["late"] == 1
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{folder / 'devices.csv'}: cannot be read: {error}") from error
-    heard = table["device"].map(lambda device: history.updates.get(device, 0))
-    # Where all are heard equally often nobody is rare.
-    rare = heard.rank(method="first") <= RARELY * len(table)
-    rare &= heard < 0.5 * heard.median()
+    updates = table["device"].map(lambda device: history.updates.get(device, 0))
+    # A device is rare only if it also has fewer than half the median number of updates.
+    rare = updates.rank(method="first") <= RARE_SHARE * len(table)
+    rare &= updates < 0.5 * updates.median()
     return {
-        "own_late": _mean(table.loc[is_late, "accuracy"]),
-        "own_others": _mean(table.loc[~is_late, "accuracy"]),
-        "own_rare": _mean(table.loc[rare, "accuracy"]),
-        "own_frequent": _mean(table.loc[~rare, "accuracy"]),
+        "local_late": _mean(table.loc[is_late, "accuracy"]),
+        "local_others": _mean(table.loc[~is_late, "accuracy"]),
+        "local_rare": _mean(table.loc[rare, "accuracy"]),
+        "local_frequent": _mean(table.loc[~rare, "accuracy"]),
     }
 
 
@@ -98,7 +98,7 @@ def _mean(values: "pd.Series[Any]") -> float | None:
 
 
 def _quantile(counts: Mapping[int, int], share: float) -> int:
-    """The least value that is not exceeded by this share of what was counted; 0 of nothing."""
+    """The `share` quantile of a histogram (value -> count); 0 if it is empty."""
     left = share * sum(counts.values())
     for value, count in sorted(counts.items()):
         left -= count
@@ -108,59 +108,59 @@ def _quantile(counts: Mapping[int, int], share: float) -> int:
 
 
 def _share_of(by_device: Mapping[int, float], chosen: Iterable[int]) -> float | None:
-    """How much of a sum falls to these devices; None if there are none, or nothing."""
+    """The share of these devices in the sum over all; None without devices or with a zero sum."""
     total, devices = sum(by_device.values()), list(chosen)
     if not devices or not total:
         return None
     return sum(by_device.get(device, 0) for device in devices) / total
 
 
-def _waiting(history: History, fleet: Mapping[str, Any]) -> float:
-    """The share of time in which devices could have worked and had no task."""
+def _idle(history: History, fleet: Mapping[str, Any]) -> float:
+    """The share of device time that is online and without a task."""
     tasks, devices = history.tasks, max(1, len(history.devices))
     whole = np.array(tasks.ended) - np.array(tasks.sent)
     spans = np.sum([np.array(column) for column in tasks.spans], axis=0)
-    # What is lost, or comes without its spans, kept the device for all that time.
-    at_work = float(np.where(np.isnan(spans), whole, spans).sum())
-    at_work += sum(history.now - sent for _, sent in history.open.values())
-    away = sum(away_share(windows, period) for period, windows in fleet["windows"].values())
-    away /= devices
-    there = history.now * devices
-    return min(1.0, max(0.0, 1 - at_work / there - away)) if there else 0.0
+    # A task that was lost, or has no spans in the log, counts from dispatch to its end.
+    working = float(np.where(np.isnan(spans), whole, spans).sum())
+    working += sum(history.now - sent for _, sent in history.open.values())
+    offline = sum(offline_share(windows, period) for period, windows in fleet["windows"].values())
+    offline /= devices
+    total = history.now * devices
+    return min(1.0, max(0.0, 1 - working / total - offline)) if total else 0.0
 
 
-def _repairs(summary: Mapping[str, Any], history: History) -> dict[str, Any]:
+def _compensation(summary: Mapping[str, Any], history: History) -> dict[str, Any]:
     found = summary["compensation"]
     if found is None:
         return {}
-    judged = [j for j in history.validations if j.get("error_stale") is not None]
-    right = [
-        j["error_estimate"] is not None and j["error_estimate"] < j["error_stale"] for j in judged
+    better = [
+        v["error_estimate"] is not None and v["error_estimate"] < v["error_stale"]
+        for v in history.validations
+        if v.get("error_stale") is not None
     ]
-    ended = found["switched_at"]
+    at, versions = found["switched_at"], max(1, summary["versions"])
     return {
-        "repairs": found["count"],
-        "repairing": found["seconds"] / max(summary["virtual_seconds"], 1e-9),
-        "repairs_right": sum(right) / len(right) if right else None,
-        "switched_after": None if ended is None else ended / max(1, summary["versions"]),
+        "compensated": found["count"],
+        "compensation_load": found["seconds"] / max(summary["virtual_seconds"], 1e-9),
+        "compensation_better": sum(better) / len(better) if better else None,
+        "switched_after": None if at is None else at / versions,
     }
 
 
-def contest(comparison: Comparison) -> tuple[Contest, Result]:
-    """Who won by mean accuracy, by how much over the second, and the first run of the winner.
+def comparison_outcome(comparison: Comparison) -> tuple[ComparisonOutcome, Result]:
+    """The strategy with the best mean accuracy, its margin over the second, and its first run.
 
-    References (an oracle, everybody's data in one place) are no strategies for a fleet, and
-    cannot win unless there is nothing else.
+    References (no delays, pooled data) are not deployable and win only without other strategies.
     """
     table = comparison.table
     if missing := {"strategy", "seed", "accuracy"} - set(table):
         raise BadInput(f"{comparison.folder}: compare.csv has no {', '.join(sorted(missing))}")
     by_seed = table.pivot(index="seed", columns="strategy", values="accuracy")
     order = by_seed.mean().sort_values(ascending=False, kind="stable").index.tolist()
-    marks = {r.name for r in recipes().values() if r.pooled or r.punctual}
-    winner, second, *_ = [*([n for n in order if n not in marks] or order), ""]
+    references = {r.name for r in recipes().values() if r.pooled or r.punctual}
+    winner, second, *_ = [*([n for n in order if n not in references] or order), ""]
     gaps = by_seed[winner] - (by_seed[second] if second else by_seed[winner])
     spread = float(gaps.std()) if len(gaps) > 1 else None
-    found = Contest(winner, second, float(gaps.mean()), spread, len(gaps))
+    found = ComparisonOutcome(winner, second, float(gaps.mean()), spread, len(gaps))
     runs = comparison.runs
     return found, runs[winner, min(seed for name, seed in runs if name == winner)]

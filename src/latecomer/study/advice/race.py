@@ -1,4 +1,4 @@
-"""A short race of candidates: successive halving over seeds, and over the length of runs first."""
+"""Races strategies and learning rates by successive halving over run length and seeds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,25 +18,25 @@ from latecomer.study.compare import Cell, run_cell, run_cells, seconds_to
 from latecomer.study.config import Tree, merged, parse
 from latecomer.study.experiment import Experiment
 
-# whose accuracy a race is for -> its column in metrics.csv
+# --for -> the column of metrics.csv that is the score
 COLUMNS: Mapping[str, str] = {
     "all": "accuracy",
     "devices": "client_accuracy",
     "late": "accuracy_affected",
 }
-RATES = (0.4, 1.0, 2.5)  # around each candidate's own; the step of docs/strategies.md
+RATES = (0.4, 1.0, 2.5)  # times each candidate's learning rate; the step of docs/strategies.md
 LENGTHS = (0.25, 0.5, 1.0)  # of the run, at the three rungs
 FINALISTS = 2
-# A short run must hear late devices, and go on for as long again.
-AFTER_HEARING = 2.0
-YOURS = "as configured"
+# Shortest run as a multiple of the time until most stragglers have sent an update.
+AFTER_FIRST_UPDATE = 2.0
+CONFIGURED = "as configured"
 
-OnCellDone = Callable[[Cell, float], None]  # a run that is done, and its score
+OnScore = Callable[[Cell, float], None]  # a finished run and its score
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy at one learning rate; `label` is the same for all its rates."""
+    """A strategy at one learning rate; all learning rates of a strategy have the same label."""
 
     label: str
     strategy: Mapping[str, Any]
@@ -47,17 +47,17 @@ class Candidate:
         return str(self.strategy["name"])
 
     def tree(self, base: Mapping[str, Any]) -> Tree:
-        """The scenario with this strategy, and no other's options."""
+        """The config with this strategy table and learning rate."""
         return merged({**base, "strategy": dict(self.strategy)}, {"training": {"lr": self.lr}})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a candidate did at a rung: one score per seed, the larger the better; -inf: failed."""
+    """Scores of a candidate at a rung, one per seed, larger is better; -inf: failed."""
 
     candidate: Candidate
     scores: tuple[float, ...]
-    accuracy: float  # decides between those that are equal
+    accuracy: float  # breaks ties
     kept: bool = False
 
     @property
@@ -71,7 +71,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rung:
-    """One step of the race, the best first."""
+    """One step of the race: run length, seeds, and entries from best to worst."""
 
     length: float
     seeds: tuple[int, ...]
@@ -79,9 +79,9 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Who won. Without a margin beyond the spread over seeds nobody did, and `chosen` is the
-    simplest of the finalists."""
+class RaceResult:
+    """The best two of the last rung. `chosen` is the best if its margin exceeds the spread over
+    seeds (`decided`), else the simpler of the two."""
 
     chosen: Candidate
     best: Candidate
@@ -92,26 +92,26 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is raced on, and by which measure."""
+class RacePlan:
+    """Candidates, run lengths, seeds and score of a race."""
 
     base: Tree
     candidates: tuple[Candidate, ...]
     lengths: tuple[float, ...]
     seeds: tuple[int, ...]
-    audience: str
+    score_on: str
     target: float | None
-    own: Candidate | None = None  # what is configured; it is in the last rung in any case
-    refused: tuple[str, ...] = ()  # suggestions that this config does not allow, and why
+    configured: Candidate | None = None  # the config's strategy, always in the last rung
+    refused: tuple[str, ...] = ()  # why suggestions cannot run with this config
 
     def document(self) -> dict[str, Any]:
-        """All of it as plain values: a folder that holds another plan is not this race."""
+        """All fields as plain values."""
         return asdict(self)
 
     def cost(self) -> float:
-        """At most so many runs of full length."""
+        """Upper bound of the cost of the race, in runs of full length."""
         labels = len({c.label for c in self.candidates})
-        finalists = min(FINALISTS, labels) + (self.own is not None)
+        finalists = min(FINALISTS, labels) + (self.configured is not None)
         counts = (len(self.candidates), _kept(labels), finalists)
         seeds = (1, min(2, len(self.seeds)), len(self.seeds))
         return sum(n * k * x for n, k, x in zip(counts, seeds, self.lengths, strict=True))
@@ -121,19 +121,19 @@ def plan_race(
     subject: Subject,
     suggestions: Sequence[Suggestion],
     seeds: Sequence[int],
-    audience: str | None = None,
+    score_on: str | None = None,
     target: float | None = None,
-) -> Plan:
-    """The candidates, each at three learning rates, on the subject's scenario; all are checked."""
+) -> RacePlan:
+    """The configured and the suggested strategies that the config allows, each at three rates."""
     if not seeds or len(set(seeds)) != len(seeds):
-        raise BadInput("--seeds must name at least one, and none twice")
+        raise BadInput("--seeds: give at least one, and each once")
     tree = {key: value for key, value in subject.tree.items() if key not in ("compare", "study")}
-    own = _own(tree)
-    candidates = [] if own is None else [own]
-    experiments = [] if own is None else [Experiment(parse(tree))]
+    configured = _configured(tree)
+    candidates = [] if configured is None else [configured]
+    experiments = [] if configured is None else [Experiment(parse(tree))]
     refused = []
     for each in suggestions:
-        if own is not None and each.name == own.name:
+        if configured is not None and each.name == configured.name:
             continue
         lr = each.lr if each.lr is not None else subject.facts.lr
         candidate = Candidate(each.name, each.table, lr)
@@ -143,88 +143,89 @@ def plan_race(
         except BadInput as error:
             refused.append(str(error))
     if not candidates:
-        raise BadInput(f"none of the suggestions can be run: {refused[0]}")
+        raise BadInput(f"no suggestion can run with this config: {refused[0]}")
     resolved = experiments[0].config
-    if audience == "late" and not resolved.fleet.late.classes:
-        raise BadInput("--for late: the config names no fleet.late.classes to measure on")
-    if audience is None:
+    if score_on == "late" and not resolved.fleet.late.classes:
+        raise BadInput("--for late: the config has no fleet.late.classes to measure on")
+    if score_on is None:
         personal = any(_is_personal(e) for e in experiments)
-        audience = "devices" if personal else "all"
+        score_on = "devices" if personal else "all"
     fixed: Tree = {
         "stop": resolved.stop.model_dump(),
         "data": {"drift": resolved.data.drift.model_dump()},
         "privacy": {"tasks": resolved.privacy.tasks},
-        "evaluate": {"clients": audience == "devices" or resolved.evaluate.clients},
+        "evaluate": {"clients": score_on == "devices" or resolved.evaluate.clients},
     }
     several = tuple(
         replace(each, lr=float(f"{each.lr * rate:.2g}")) for each in candidates for rate in RATES
     )
-    return Plan(
+    return RacePlan(
         merged(tree, fixed),
         several,
         _lengths(subject),
         tuple(seeds),
-        audience,
+        score_on,
         target,
-        own,
+        configured,
         tuple(refused),
     )
 
 
 def _is_personal(experiment: Experiment) -> bool:
-    """Whether devices are meant to have models of their own; `latecomer` parts them if it must."""
+    """Whether devices use different models by design; `latecomer` forms clusters only if needed."""
     strategy = experiment.recipe.make(experiment.config.strategy.options)
     return strategy.personal and strategy.name != "latecomer"
 
 
-def _own(tree: Tree) -> Candidate | None:
-    """What the config has, unless it is a reference that no fleet can run."""
+def _configured(tree: Tree) -> Candidate | None:
+    """The config's strategy; None if it is a reference that cannot be deployed."""
     config = parse(tree)
     recipe = find_recipe(config.strategy.name)
     if recipe.pooled or recipe.punctual:
         return None
     table = {"name": config.strategy.name, **config.strategy.options}
-    return Candidate(YOURS, table, config.training.lr)
+    return Candidate(CONFIGURED, table, config.training.lr)
 
 
 def _lengths(subject: Subject) -> tuple[float, ...]:
-    """Parts of the run; the whole where its data change, which a part would not show."""
+    """Run lengths of the rungs; 1 with drift, which a shorter run would not show."""
     scenario = subject.facts.scenario
     if scenario is None or scenario.drift != "none":
         return (1.0,) * len(LENGTHS)
-    least = min(1.0, AFTER_HEARING * scenario.heard_after)
-    return tuple(max(length, round(least, 2)) for length in LENGTHS)
+    shortest = min(1.0, AFTER_FIRST_UPDATE * scenario.first_update_after)
+    return tuple(max(length, round(shortest, 2)) for length in LENGTHS)
 
 
-def race(plan: Plan, folder: Path, jobs: int, told: OnCellDone) -> Iterator[Rung]:
-    """Each rung as it is done. Runs that are finished in `folder` are taken as they are."""
+def race(plan: RacePlan, folder: Path, jobs: int, on_score: OnScore) -> Iterator[Rung]:
+    """Yields each rung when its runs have finished; runs already finished in `folder` are read."""
     running = list(plan.candidates)
     labels = len({c.label for c in running})
     keep = (_kept(labels), FINALISTS, 1)
     several = (plan.seeds[:1], plan.seeds[:2], plan.seeds)
-    for length, seeds, most in zip(plan.lengths, several, keep, strict=True):
-        if most == 1 and plan.own and plan.own.label not in {c.label for c in running}:
-            running.append(plan.own)
-        entries = _ranked(_run(plan, running, length, seeds, folder, jobs, told))
+    for length, seeds, kept in zip(plan.lengths, several, keep, strict=True):
+        configured = plan.configured
+        if kept == 1 and configured and configured.label not in {c.label for c in running}:
+            running.append(configured)
+        entries = _ranked(_run(plan, running, length, seeds, folder, jobs, on_score))
         best = list({e.candidate.label: e for e in reversed(entries)}.values())
-        best = _ranked(best)[:most]
+        best = _ranked(best)[:kept]
         yield Rung(length, seeds, tuple(replace(e, kept=e in best) for e in entries))
         running = [entry.candidate for entry in best]
 
 
 def _kept(labels: int) -> int:
-    """How many strategies go on from the first rung."""
+    """Number of strategies in the second rung."""
     return max(FINALISTS, ceil(labels / 2))
 
 
 def _run(
-    plan: Plan,
+    plan: RacePlan,
     candidates: Sequence[Candidate],
     length: float,
     seeds: Sequence[int],
     folder: Path,
     jobs: int,
-    told: OnCellDone,
+    on_score: OnScore,
 ) -> list[Entry]:
     place = folder / f"length-{length:g}"
     place.mkdir(parents=True, exist_ok=True)
@@ -239,7 +240,7 @@ def _run(
         candidate, rows = candidates[index // len(seeds)], place / cells[index].folder
         score = (-inf, 0.0) if "failed" in summary else _score(plan, rows / "metrics.csv")
         found[index] = Entry(candidate, score[:1], score[1])
-        told(cells[index], score[0])
+        on_score(cells[index], score[0])
     every = len(seeds)
     return [
         Entry(
@@ -252,7 +253,7 @@ def _run(
 
 
 def attempt(cell: Cell, folder: Path) -> dict[str, Any]:
-    """One run; a candidate that cannot be run is out of the race, and does not end it."""
+    """One run; a failure is returned in place of the summary, so that the race continues."""
     try:
         return run_cell(cell, folder)
     except Interrupted:
@@ -261,13 +262,13 @@ def attempt(cell: Cell, folder: Path) -> dict[str, Any]:
         return {"failed": str(error)}
 
 
-def _score(plan: Plan, metrics: Path) -> tuple[float, float]:
+def _score(plan: RacePlan, metrics: Path) -> tuple[float, float]:
     rows = pd.read_csv(metrics)
-    level = last_part(rows, COLUMNS[plan.audience])
+    level = last_part(rows, COLUMNS[plan.score_on])
     level = level if isfinite(level) else 0.0
     if plan.target is None:
         return level, level
-    column = COLUMNS[plan.audience]
+    column = COLUMNS[plan.score_on]
     seconds = seconds_to(metrics, plan.target, column)
     return (-inf if seconds is None else -seconds), level
 
@@ -286,22 +287,22 @@ def _shortened(tree: Tree, length: float) -> Tree:
     return merged(tree, {"stop": parts})
 
 
-def verdict(final: Rung) -> Verdict:
-    """From the last rung: the best, or the simplest where seeds differ as much as candidates."""
+def race_result(final: Rung) -> RaceResult:
+    """The result from the last rung, by the paired differences of the best two over seeds."""
     best, *others = final.entries
     if not others:
-        return Verdict(best.candidate, best.candidate, None, nan, nan, True)
+        return RaceResult(best.candidate, best.candidate, None, nan, nan, True)
     second = others[0]
     gaps = [a - b for a, b in zip(best.scores, second.scores, strict=True)]
     known = all(isfinite(gap) for gap in gaps)
     margin = fmean(gaps) if known else nan
     spread = stdev(gaps) if known and len(gaps) > 1 else nan
-    # One of them failed, or never reached the target: no spread is needed to tell.
+    # If one of them failed or missed the target, the other wins without a spread.
     decided = isfinite(best.mean) if not known else margin > spread
-    chosen = best.candidate if decided else min(best.candidate, second.candidate, key=_effort)
-    return Verdict(chosen, best.candidate, second.candidate, margin, spread, decided)
+    chosen = best.candidate if decided else min(best.candidate, second.candidate, key=_complexity)
+    return RaceResult(chosen, best.candidate, second.candidate, margin, spread, decided)
 
 
-def _effort(candidate: Candidate) -> int:
-    """What is there already is the simplest."""
-    return -1 if candidate.label == YOURS else simplicity(candidate.name)
+def _complexity(candidate: Candidate) -> int:
+    """The rank by simplicity; the configured strategy comes first."""
+    return -1 if candidate.label == CONFIGURED else simplicity(candidate.name)

@@ -1,4 +1,4 @@
-"""What to try for each finding: strategies to compare, and settings for any of them."""
+"""Strategies to compare and settings to change, for each kind of finding."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,15 +7,15 @@ from typing import Any
 import tomli_w
 
 from latecomer.study.advice.facts import Facts
-from latecomer.study.advice.rules import BUSY_SERVER, PROMISES_LITTLE, VERY_OLD, Finding
+from latecomer.study.advice.rules import HIGH_SERVER_LOAD, VERY_OLD_EPOCHS, WEAK_EPSILON, Finding
 
 FLAGSHIP = "latecomer"
-FEWEST, MOST = 3, 5  # strategies to suggest
+MIN_SUGGESTIONS, MAX_SUGGESTIONS = 3, 5
 IN_SHORT = "docs/strategies.md#in-short"
 AT_ONCE = "docs/strategies.md#merging-at-once"
 QUORUM = "docs/strategies.md#with-a-quorum"
-REPAIR = "docs/studies/feddc.md#2-whole-federations"
-# The learning rate at which each did best in docs/strategies.md; above it, some diverge.
+COMPENSATION = "docs/studies/feddc.md#2-whole-federations"
+# The best learning rate of each strategy in docs/strategies.md; above it, some diverge.
 # fmt: off
 BEST_RATES: Mapping[float, tuple[str, ...]] = {
     0.05: ("asyncfeded",),
@@ -26,11 +26,11 @@ BEST_RATES: Mapping[float, tuple[str, ...]] = {
 }
 # fmt: on
 RATES = {name: rate for rate, names in BEST_RATES.items() for name in names}
-# With noise: what was measured with it, and parts that need nothing but the noised update.
+# Strategies for private runs: measured with noise, or using the noised updates only.
 PRIVATE = frozenset(
     ("dp-fedasync", "privaasyncfed", "fedbuff", "feddc", "feddc-fedbuff", "echopfl", FLAGSHIP)
 )
-# Least to understand, to keep and to go wrong first; for when nothing else decides.
+# From the simplest strategy to the most complex; breaks ties.
 SIMPLEST = (
     "fedasync",
     "dp-fedasync",
@@ -68,7 +68,7 @@ class Suggestion:
 
     @property
     def settings(self) -> list[str]:
-        """For `--set`. The whole table: options of another strategy must not stay behind."""
+        """For `--set`: the whole strategy table, which replaces options of another strategy."""
         chosen = [f"strategy={inline(self.table)}"]
         return chosen if self.lr is None else [*chosen, f"training.lr={self.lr:g}"]
 
@@ -88,22 +88,22 @@ def inline(table: Mapping[str, Any]) -> str:
 
 
 def suggest(findings: Sequence[Finding], facts: Facts, known: Collection[str]) -> list[Suggestion]:
-    """Strategies to compare, the likeliest first; one that copes with everything leads."""
+    """At most MAX_SUGGESTIONS strategies, the default strategy first, then by finding."""
     wanted = [_flagship()] if FLAGSHIP in known else []
     for finding in findings:
         remedy = STRATEGIES.get(finding.kind)
         wanted += remedy(facts) if remedy else []
-    if len({each.name for each in wanted}) < FEWEST:
-        wanted += _usual(facts)
+    if len({each.name for each in wanted}) < MIN_SUGGESTIONS:
+        wanted += _defaults(facts)
     chosen: dict[str, Suggestion] = {}
     for each in wanted:
-        if each.name in known and not _barred(each.name, facts):
+        if each.name in known and not _unsuitable(each.name, facts):
             chosen.setdefault(each.name, each)
-    return [_with_rate(each, facts) for each in list(chosen.values())[:MOST]]
+    return [_with_rate(each, facts) for each in list(chosen.values())[:MAX_SUGGESTIONS]]
 
 
 def change(findings: Sequence[Finding], facts: Facts) -> list[Change]:
-    """Settings that the findings ask for, whatever the strategy."""
+    """Settings for the findings, independent of the strategy."""
     return [
         found
         for finding in findings
@@ -112,18 +112,18 @@ def change(findings: Sequence[Finding], facts: Facts) -> list[Change]:
 
 
 def simplicity(name: str) -> int:
-    """The smaller the simpler."""
+    """The rank of a strategy in SIMPLEST; unknown ones come last."""
     return SIMPLEST.index(name) if name in SIMPLEST else len(SIMPLEST)
 
 
-def _barred(name: str, facts: Facts) -> bool:
+def _unsuitable(name: str, facts: Facts) -> bool:
     s = facts.scenario
-    private, loaded = bool(s and s.budget), bool(s and s.server_load >= BUSY_SERVER)
+    private, loaded = bool(s and s.budget), bool(s and s.server_load >= HIGH_SERVER_LOAD)
     return (private and name not in PRIVATE) or (loaded and name == "ca2fl")
 
 
 def _with_rate(suggestion: Suggestion, facts: Facts) -> Suggestion:
-    """With the rate that the config has for it, or none above that at which it did best."""
+    """With the rate of `[compare.NAME]`, else the config's, at most the strategy's best rate."""
     name = suggestion.name
     lr = facts.tuned.get(name, min(facts.lr, RATES.get(name, facts.lr)))
     return suggestion if lr == facts.lr else replace(suggestion, lr=lr)
@@ -131,24 +131,24 @@ def _with_rate(suggestion: Suggestion, facts: Facts) -> Suggestion:
 
 def _flagship() -> Suggestion:
     return Suggestion(
-        FLAGSHIP, "repair, clusters and buffers; each part ends where it does not pay", IN_SHORT
+        FLAGSHIP,
+        "compensation, clusters and cached updates; parts that do not help switch off",
+        IN_SHORT,
     )
 
 
-def _usual(facts: Facts) -> list[Suggestion]:
+def _defaults(facts: Facts) -> list[Suggestion]:
     if facts.scenario and facts.scenario.budget:
         return _private(facts)
     return [
-        _buffered(facts, "the first to try: several updates calm what one does"),
-        Suggestion("fadas", "nearly indifferent to the devices' learning rate", AT_ONCE),
-        Suggestion(
-            "semi-async", "half of the updates and bytes of those that merge at once", QUORUM
-        ),
+        _buffered(facts, "a good first choice: a buffer averages several updates"),
+        Suggestion("fadas", "almost insensitive to the devices' learning rate", AT_ONCE),
+        Suggestion("semi-async", "half of the updates and bytes of merging at once", QUORUM),
     ]
 
 
 def _size(facts: Facts) -> int:
-    """Updates per commit: docs/studies/har.md has 5 for 10 devices, 10 for 23 and more."""
+    """Buffer size: docs/studies/har.md has 5 for 10 devices, 10 for 23 and more."""
     return min(10, max(2, facts.devices // 2)) if facts.devices else 10
 
 
@@ -157,43 +157,45 @@ def _buffered(facts: Facts, reason: str, see: str = AT_ONCE) -> Suggestion:
     return Suggestion("fedbuff", reason, see, {} if size == 10 else {"size": size})
 
 
-def _remembering(facts: Facts, reason: str) -> Suggestion:
-    # docs/strategies.md: `server_lr` about `size` / devices; at 1 it fails with 100 of them.
+def _cached(facts: Facts, reason: str) -> Suggestion:
+    # docs/strategies.md: `server_lr` about `size` / devices; at 1 it fails with 100 devices.
     size = _size(facts)
     options = {"size": size, "server_lr": float(f"{size / max(size, facts.devices):.2g}")}
     return Suggestion("ca2fl", reason, AT_ONCE, options)
 
 
-def _for_late_data(facts: Facts) -> list[Suggestion]:
+def _for_late_classes(facts: Facts) -> list[Suggestion]:
     s = facts.scenario
     buffered = Suggestion(
-        "feddc-fedbuff", "repairs late updates and merges at once: the soonest we measured", AT_ONCE
+        "feddc-fedbuff", "staleness compensation with a buffer: the fastest we measured", AT_ONCE
     )
-    memory = _remembering(facts, "no inversion: everybody's last update speaks in each commit")
+    cached = _cached(facts, "no inversion: every commit uses the cached update of each device")
     if s and s.busy:
-        away = "docs/studies/feddc.md#devices-that-are-away"
-        stands_in = Suggestion(
+        absent = "docs/studies/feddc.md#devices-that-are-away"
+        surrogates = Suggestion(
             "feddc",
-            "speaks for absent devices: 0.96 on their class, the next best 0.47",
-            away,
+            "surrogate updates for absent devices: 0.96 late-class accuracy, the next best 0.47",
+            absent,
             {"surrogates": True},
         )
-        tiers = Suggestion("asyn-tiers", "without inversion, the only one to keep the class", away)
-        return [stands_in, tiers, memory]
-    repaired = Suggestion("feddc", "late updates made fresh by inversion, with epochs", REPAIR)
-    if s and s.age_behind >= VERY_OLD:
-        return [repaired, buffered, memory]
-    balanced = Suggestion("aso-fed", "no inversion: weight by data, not by staleness", AT_ONCE)
-    return [buffered, memory, balanced]
+        tiers = Suggestion("asyn-tiers", "the only one without inversion to keep the class", absent)
+        return [surrogates, tiers, cached]
+    compensated = Suggestion(
+        "feddc", "staleness compensation by gradient inversion, with epochs", COMPENSATION
+    )
+    if s and s.straggler_age >= VERY_OLD_EPOCHS:
+        return [compensated, buffered, cached]
+    weighted = Suggestion("aso-fed", "no inversion: weight by data, not by staleness", AT_ONCE)
+    return [buffered, cached, weighted]
 
 
 def _private(facts: Facts) -> list[Suggestion]:
     study = "docs/studies/privaasyncfed.md#1-digits"
     return [
-        Suggestion("dp-fedasync", "whole models: ahead or level in six of seven settings", study),
+        Suggestion("dp-fedasync", "whole models: best or equal in six of seven settings", study),
         Suggestion(
             "privaasyncfed",
-            "narrow models spare weak devices, and cost them accuracy",
+            "sub-models save computation on weak devices, at a loss of their accuracy",
             "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
         ),
         _buffered(
@@ -204,16 +206,16 @@ def _private(facts: Facts) -> list[Suggestion]:
     ]
 
 
-def _for_worlds(facts: Facts) -> list[Suggestion]:
+def _for_concept_shift(facts: Facts) -> list[Suggestion]:
     return [
         Suggestion(
             "echopfl",
-            "clusters that form as updates arrive: 0.94 where one model has 0.44",
+            "clusters formed from arriving updates: 0.94 where one model has 0.44",
             "docs/studies/echopfl.md#3-all-methods-on-three-worlds",
         ),
         Suggestion(
             "ifca",
-            "as good if told enough clusters, synchronous and slow",
+            "as accurate if `clusters` is large enough, but synchronous and slow",
             "docs/studies/echopfl.md#3-all-methods-on-three-worlds",
             {"clusters": 4},
         ),
@@ -222,97 +224,97 @@ def _for_worlds(facts: Facts) -> list[Suggestion]:
 
 def _for_absence(facts: Facts) -> list[Suggestion]:
     return [
-        _remembering(facts, "the last update of an absent device goes on to speak"),
-        _buffered(facts, "waits for nobody"),
+        _cached(facts, "uses the cached update of an absent device"),
+        _buffered(facts, "does not wait for any device"),
     ]
 
 
-def _for_stale(facts: Facts) -> list[Suggestion]:
+def _for_staleness(facts: Facts) -> list[Suggestion]:
     return [
-        _buffered(facts, "merges at once and discounts what is old"),
-        Suggestion("semi-async", "epochs, and old updates in full", QUORUM),
-        Suggestion("fadas", "shorter steps where a buffer holds old updates", AT_ONCE),
+        _buffered(facts, "merges at once and discounts stale updates"),
+        Suggestion("semi-async", "epochs, stale updates at full weight", QUORUM),
+        Suggestion("fadas", "smaller steps if the buffer holds stale updates", AT_ONCE),
     ]
 
 
-def _for_badly_served(facts: Facts) -> list[Suggestion]:
+def _for_local_accuracy(facts: Facts) -> list[Suggestion]:
     return [
-        Suggestion("feddc-fedbuff", "repaired updates are not discounted", AT_ONCE),
-        _remembering(facts, "late and rare devices keep a full voice"),
+        Suggestion("feddc-fedbuff", "compensated updates are not discounted", AT_ONCE),
+        _cached(facts, "devices with late or few updates keep their full weight"),
         Suggestion("aso-fed", "weight by data, not by staleness", AT_ONCE),
     ]
 
 
 def _for_speed(facts: Facts) -> list[Suggestion]:
     found = [
-        _buffered(facts, "waits for nobody, and calms the fast ones"),
-        _remembering(facts, "who speaks seldom is not forgotten"),
+        _buffered(facts, "does not wait for any device, and averages the fast ones"),
+        _cached(facts, "slow devices count in every commit by their cached update"),
     ]
-    if facts.scenario and facts.scenario.tied:
+    if facts.scenario and facts.scenario.straggler_classes:
         found = [
-            _remembering(facts, "slow devices, who hold classes alone, keep a full voice"),
+            _cached(facts, "stragglers that hold classes alone keep their full weight"),
             Suggestion(
-                "aso-fed", "weight by data, not by staleness; slow ones step further", AT_ONCE
+                "aso-fed",
+                "weight by data, not by staleness; larger steps on slow devices",
+                AT_ONCE,
             ),
         ]
     if facts.scenario and not facts.scenario.jitter:
         found.append(
-            Suggestion("fedsea", "speeds are steady: slow devices do fewer local epochs", QUORUM)
+            Suggestion("fedsea", "speeds are constant: slow devices do fewer local epochs", QUORUM)
         )
     return found
 
 
 def _for_skew(facts: Facts) -> list[Suggestion]:
     return [
-        _buffered(facts, "a commit is made of several devices' data"),
-        _remembering(facts, "the steadiest where data differ"),
+        _buffered(facts, "a commit averages the updates of several devices"),
+        _cached(facts, "the most stable with heterogeneous data"),
     ]
 
 
-def _for_bytes(facts: Facts) -> list[Suggestion]:
+def _for_bandwidth(facts: Facts) -> list[Suggestion]:
     return [
-        Suggestion("semi-async", "half of the updates of those that merge at once", QUORUM),
+        Suggestion("semi-async", "half of the updates of merging at once", QUORUM),
         Suggestion(
-            "paflm", "37% fewer bytes up: who has nothing new is silent", AT_ONCE, {"alpha": 1.0}
+            "paflm", "37% fewer bytes up: devices skip small updates", AT_ONCE, {"alpha": 1.0}
         ),
     ]
 
 
 def _for_server(facts: Facts) -> list[Suggestion]:
-    return [Suggestion("fedasync", "plain mixing does not mind a queue", "docs/studies/har.md")]
+    return [Suggestion("fedasync", "model mixing tolerates a queue", "docs/studies/har.md")]
 
 
 STRATEGIES: Mapping[str, Callable[[Facts], list[Suggestion]]] = {
     "budget": _private,
-    "late-data": _for_late_data,
-    "worlds": _for_worlds,
+    "late-classes": _for_late_classes,
+    "concept-shift": _for_concept_shift,
     "availability": _for_absence,
-    "served-worse": _for_badly_served,
-    "staleness": _for_stale,
-    "waiting": _for_speed,
+    "local-accuracy": _for_local_accuracy,
+    "staleness": _for_staleness,
+    "idle": _for_speed,
     "speed": _for_speed,
     "heterogeneity": _for_skew,
-    "links": _for_bytes,
+    "bandwidth": _for_bandwidth,
     "server": _for_server,
 }
 
 
 def _total_budget(facts: Facts) -> Change | None:
     found = facts.scenario.budget if facts.scenario else None
-    if found is None or (
-        found.spent_most <= PROMISES_LITTLE and found.allowed > found.planned_most
-    ):
+    if found is None or (found.spent_max <= WEAK_EPSILON and found.allowed > found.planned_max):
         return None
-    tasks = f"privacy.tasks={round(found.planned_most)}"
+    tasks = f"privacy.tasks={round(found.planned_max)}"
     see = "docs/privacy.md#choosing-settings"
     if found.whole_run:
-        return Change((tasks,), "noise for as many tasks as the busiest device does", see)
+        return Change((tasks,), "calibrates the noise to the tasks of the busiest device", see)
     sampling = () if found.poisson or found.full_batches else ('privacy.sampling="poisson"',)
-    total = ('privacy.mode="whole-run"', f"privacy.epsilon={PROMISES_LITTLE}", tasks)
-    return Change((*total, *sampling), "a total over the run in place of one per release", see)
+    total = ('privacy.mode="whole-run"', f"privacy.epsilon={WEAK_EPSILON}", tasks)
+    return Change((*total, *sampling), "one epsilon for the whole run, not per release", see)
 
 
-def _slower(facts: Facts) -> Change | None:
+def _smaller_rate(facts: Facts) -> Change | None:
     # The step of the grid in docs/strategies.md: 0.5, 0.2, 0.1.
     if facts.run is None:
         return None
@@ -323,25 +325,25 @@ def _slower(facts: Facts) -> Change | None:
 def _whole_models(facts: Facts) -> Change:
     return Change(
         ('submodels.level="none"',),
-        "if weak devices can carry the whole network",
+        "if weak devices can train the whole network",
         "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
     )
 
 
-def _narrow_models(facts: Facts) -> Change | None:
+def _submodels(facts: Facts) -> Change | None:
     if facts.scenario is None or facts.scenario.narrow:
         return None
     return Change(
         ('submodels.level="declared"',),
-        "only if weak devices cannot carry the whole network: it costs them accuracy",
+        "only if weak devices cannot train the whole network: it lowers their accuracy",
         "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
     )
 
 
 SETTINGS: Mapping[str, Callable[[Facts], Change | None]] = {
     "budget": _total_budget,
-    "divergence": _slower,
-    "swings": _slower,
-    "narrow": _whole_models,
-    "speed": _narrow_models,
+    "divergence": _smaller_rate,
+    "oscillation": _smaller_rate,
+    "sub-models": _whole_models,
+    "speed": _submodels,
 }

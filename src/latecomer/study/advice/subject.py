@@ -1,4 +1,4 @@
-"""What a user points at: a config, a finished run, or a finished comparison."""
+"""The subject of advice: a config, a finished run, or a finished comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,18 +8,18 @@ from typing import Any
 from latecomer.errors import BadInput, did_you_mean
 from latecomer.strategies.recipe import find_recipe
 from latecomer.study.advice.facts import Facts
-from latecomer.study.advice.measured import contest, measured
+from latecomer.study.advice.measured import comparison_outcome, measured
 from latecomer.study.advice.scenario import profile
 from latecomer.study.config import Tree, parse, quickstart, read_toml, with_settings
 from latecomer.study.experiment import Experiment
 from latecomer.study.results import Result, load
 
-PLAIN = "fedasync"  # in whose place a reference is profiled: with nobody late there is no advice
+REPLACEMENT = "fedasync"  # profiled in place of a reference, in which no device is late
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A scenario and everything known of it; `run` is what a user types to run it."""
+    """A config tree and the facts about it; `run` is the command that runs it."""
 
     tree: Tree
     run: str
@@ -42,7 +42,7 @@ def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
 def scenario(
     tree: Mapping[str, Any], where: str, command: str, settings: Sequence[str] = ()
 ) -> Subject:
-    """From a config; `command` is what a user types to run it."""
+    """From a config; `command` is the command that runs it without `settings`."""
     tree = with_settings(tree, settings)
     facts, notes = _facts(tree, where)
     return Subject(tree, typed(command, settings), facts, notes)
@@ -51,8 +51,8 @@ def scenario(
 def _folder(folder: Path, settings: Sequence[str]) -> Subject:
     found, won = load(folder), None
     if not isinstance(found, Result):
-        won, found = contest(found)
-    # How it was computed is no part of the scenario, and may not suit another strategy.
+        won, found = comparison_outcome(found)
+    # The kernel is not part of the scenario and may not support another strategy.
     settings = ["engine.kernel=auto", *settings]
     tree = with_settings(read_toml(found.folder / "config.toml"), settings)
     command = typed(f"latecomer run {found.folder / 'config.toml'}", settings)
@@ -61,22 +61,22 @@ def _folder(folder: Path, settings: Sequence[str]) -> Subject:
         facts, notes = _facts(tree, str(found.folder))
     except BadInput as error:
         facts = Facts(strategy=config.strategy.name, lr=config.training.lr)
-        notes = (f"advice from the run's files alone, its scenario cannot be built: {error}",)
-    return Subject(tree, command, replace(facts, run=run, contest=won), notes)
+        notes = (f"advice from the run's files only; its scenario cannot be built: {error}",)
+    return Subject(tree, command, replace(facts, run=run, comparison=won), notes)
 
 
 def typed(command: str, settings: Sequence[str]) -> str:
-    """The command with these settings, as one would type it."""
+    """The command line with these settings."""
     return " ".join([command, *(f"--set '{each}'" for each in settings)])
 
 
 def _facts(tree: Mapping[str, Any], where: str) -> tuple[Facts, tuple[str, ...]]:
-    """About the scenario alone, and what a user should know of how it was set up."""
+    """Facts about the scenario, and the notes from setting it up."""
     config, notes = parse(tree, where), tuple[str, ...]()
     recipe = find_recipe(config.strategy.name)
     if recipe.pooled or recipe.punctual:
-        notes = (f"{recipe.name} is a reference, no strategy for a fleet: looked at as {PLAIN}",)
-        config = parse({**tree, "strategy": {"name": PLAIN}})
+        notes = (f"{recipe.name} is a reference, not deployable: analysed as {REPLACEMENT}",)
+        config = parse({**tree, "strategy": {"name": REPLACEMENT}})
     experiment = Experiment(config)
     devices = sum(len(client.train.y) > 0 for client in experiment.federation.clients)
     facts = Facts(
@@ -89,10 +89,10 @@ def _facts(tree: Mapping[str, Any], where: str) -> tuple[Facts, tuple[str, ...]]
     return facts, (*notes, *experiment.notes)
 
 
-def _tuned(special: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Learning rates that the config has for strategies other than its own."""
+def _tuned(overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Strategy -> learning rate in `[compare.NAME]`."""
     found = {}
-    for name, changes in special.items():
+    for name, changes in overrides.items():
         training = changes.get("training")
         lr = training.get("lr") if isinstance(training, Mapping) else None
         if isinstance(lr, int | float) and lr > 0:

@@ -1,4 +1,4 @@
-"""A fleet's run without any training: who answers when, and how much has arrived meanwhile."""
+"""A dry run of a fleet: when updates arrive if every device works and nothing is trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,44 +17,44 @@ from latecomer.fleet.fleet import Fleet
 from latecomer.study.experiment import Experiment
 from latecomer.study.view.history import End, History
 
-# As many arrivals tell what a fleet is like; more would take longer than a person wants to wait.
-MAX_UPDATES = 20_000
-ONE_FLOAT = 4  # bytes of the model that is sent around
+MAX_UPDATES = 20_000  # enough for stable statistics within a few seconds
+ONE_FLOAT = 4  # bytes of the model in the dry run
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The updates of a run in the order they came, and who lost a task."""
+    """The updates of a run in order of arrival; times in virtual seconds."""
 
     device: NDArray[np.int64]
     sent: NDArray[np.float64]
-    came: NDArray[np.float64]
-    lost: int
-    seconds: float
+    arrived: NDArray[np.float64]
+    lost: int  # tasks
+    seconds: float  # of the whole run
 
     @classmethod
     def of(cls, history: History) -> "Arrivals":
         tasks = history.tasks
-        end, came = np.array(tasks.end), np.array(tasks.ended)
-        arrived = end == End.ARRIVED
-        order = np.argsort(came[arrived], kind="stable")
+        end, ended = np.array(tasks.end), np.array(tasks.ended)
+        accepted = end == End.ARRIVED
+        order = np.argsort(ended[accepted], kind="stable")
         device, sent = np.array(tasks.device, dtype=np.int64), np.array(tasks.sent)
         return cls(
-            device[arrived][order],
-            sent[arrived][order],
-            came[arrived][order],
+            device[accepted][order],
+            sent[accepted][order],
+            ended[accepted][order],
             int((end == End.LOST).sum()),
             history.now,
         )
 
     def meanwhile(self) -> NDArray[np.float64]:
-        """How many other updates came between the dispatch and the arrival of each."""
-        before = np.searchsorted(self.came, self.came, side="left")
-        return (before - np.searchsorted(self.came, self.sent, side="right")).clip(0).astype(float)
+        """Number of other updates that arrived between dispatch and arrival of each update."""
+        at_arrival = np.searchsorted(self.arrived, self.arrived, side="left")
+        at_dispatch = np.searchsorted(self.arrived, self.sent, side="right")
+        return (at_arrival - at_dispatch).clip(0).astype(float)
 
 
-class Idle:
-    """A trainer that returns at once and has learned nothing."""
+class NoTraining:
+    """A trainer that returns zero updates."""
 
     def __init__(self, passes: Sequence[float]) -> None:
         self.passes = passes
@@ -77,39 +77,39 @@ class Idle:
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-def rehearse(experiment: Experiment, most: int = MAX_UPDATES) -> Arrivals:
-    """The run of this fleet under an at-once dispatch, to the run's bound or `most` updates."""
-    strategy, history = Strategy(name="rehearsal"), History()
+def dry_run(experiment: Experiment, max_updates: int = MAX_UPDATES) -> Arrivals:
+    """Arrivals up to the run's bound or `max_updates`, if each device is redispatched at once."""
+    strategy, history = Strategy(name="dry-run"), History()
 
-    def note(time: float, told: Note) -> None:
-        history.take({"time": time, "event": told.kind, **told.fields})
+    def take(time: float, note: Note) -> None:
+        history.take({"time": time, "event": note.kind, **note.fields})
 
     loads = loads_of(experiment)
     engine = VirtualEngine(
         Server(torch.zeros(1), strategy, experiment.spec, seed=experiment.config.seed),
         _for_one_float(experiment.fleet, [load.size for load in loads]),
-        Idle([load.passes for load in loads]),
+        NoTraining([load.passes for load in loads]),
         [d for d, client in enumerate(experiment.federation.clients) if len(client.train.y)],
-        on_note=note,
+        on_note=take,
     )
     bounds = experiment.bounds(strategy)
-    updates = min(bounds.updates or most, most)
-    # Where every task is lost there is never an update.
-    engine.run(Bounds(updates, 0, bounds.virtual_seconds), lambda: len(history.tasks) < most)
+    updates = min(bounds.updates or max_updates, max_updates)
+    # The second bound counts lost tasks too: if all are lost, no update ever arrives.
+    engine.run(Bounds(updates, 0, bounds.virtual_seconds), lambda: len(history.tasks) < max_updates)
     return Arrivals.of(history)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a task means to a device."""
+    """The cost of a task on a device."""
 
-    width: float  # of the model it carries at first
+    width: float  # of its first model
     size: int  # bytes, each way
-    passes: float  # examples it goes through, counted by the work of the whole model
+    passes: float  # training examples x local epochs x relative work of the sub-model
 
 
 def loads_of(experiment: Experiment) -> list[Load]:
-    """For each device; those without data have nothing to go through."""
+    """The load of each device; `passes` is 0 for devices without data."""
     networks, epochs = experiment.networks, experiment.spec.local_epochs
     declared = experiment.config.submodels.level == "declared"
     found = []
@@ -123,7 +123,7 @@ def loads_of(experiment: Experiment) -> list[Load]:
 
 
 def _for_one_float(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
-    """Links so much slower that a single float takes as long on them as the model does."""
+    """The fleet with links slowed down so that one float takes as long as the model does."""
     devices = tuple(
         replace(d, down=d.down * ONE_FLOAT / size, up=d.up * ONE_FLOAT / size)
         for d, size in zip(fleet.devices, sizes, strict=True)
