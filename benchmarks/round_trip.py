@@ -92,9 +92,9 @@ def trips(app: Path, folder: Path, warm: bool, tls: bool, tasks: int) -> list[fl
     with LocalFederation(app, 1, folder, tls=tls, warm=warm, slowest=0.0) as federation:
         federation.start()
         federation.run({"updates": tasks})
-        how = federation.wait(timeout=60 + 20 * tasks)
+        how = federation.runs.wait(timeout=60 + 20 * tasks)
         if how != "finished:completed":
-            raise SystemExit(f"the run has ended as {how}:\n{federation.log()}")
+            raise SystemExit(f"the run has ended as {how}:\n{federation.runs.log()}")
         text = (federation.run_folder / "events.jsonl").read_text()
     sent: dict[int, float] = {}
     seconds = []

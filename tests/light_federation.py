@@ -101,7 +101,7 @@ class LightRun:
         began = time.monotonic()
         while not done():
             if time.monotonic() - began > within:
-                said = self.federation.log(self.number)[-1500:]
+                said = self.federation.runs.log(self.number)[-1500:]
                 raise AssertionError(f"waited {within:g} s for {what}: {self.text()[-1500:]}{said}")
             time.sleep(0.05)
         return time.monotonic() - began
@@ -112,8 +112,11 @@ class LightRun:
 
     def finish(self, within: float = 60.0) -> None:
         (self.folder / "stop").touch()
-        status = self.federation.wait(self.number, timeout=within)
-        assert status == "finished:completed", (status, self.federation.log(self.number)[-3000:])
+        status = self.federation.runs.wait(self.number, timeout=within)
+        assert status == "finished:completed", (
+            status,
+            self.federation.runs.log(self.number)[-3000:],
+        )
         check_log(self.folder, self.federation.light, self.lost, self.hidden)
 
 

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from latecomer.cli import app
+from latecomer.deploy.flower_app import parse_settings
 from latecomer.deploy.folders import MARKER, PIDS, check_folder, find_folder, new_folder
 from latecomer.deploy.node import NodeOptions, config_text, supernode_command
 from latecomer.deploy.processes import process
 from latecomer.deploy.serve_node import read_config
-from latecomer.deploy.up import parse_settings
-from latecomer.deploy.warm import Haste, is_known
+from latecomer.deploy.warm import PollInterval, is_known
 from latecomer.errors import BadInput
 
 SETTINGS = {"updates": 40, "strategy": "fedasync", "lr": 0.1}
@@ -49,7 +49,7 @@ def test_mistakes(arguments, message, tmp_path, monkeypatch):
     assert "\n" not in str(done.exception)
 
 
-def test_an_app_without_components_is_told_apart(tmp_path):
+def test_an_app_without_components_is_refused(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert "names no serverapp" in str(latecomer("up", str(tmp_path)).exception)
     (tmp_path / "pyproject.toml").write_text("[project\n")
@@ -83,7 +83,7 @@ def test_node_configs():
             read_config(bad)
 
 
-def test_a_warm_node_is_told_what_a_stock_one_is(tmp_path):
+def test_a_warm_node_gets_the_options_of_a_stock_one(tmp_path):
     options = NodeOptions("h:1", 2, "a=1", tmp_path / "ca", tmp_path / "key", warm=True)
     command = supernode_command(options, tmp_path / "secret")
     assert command[1:4] == ["-m", "latecomer.deploy.warm", "supernode"]
@@ -99,11 +99,11 @@ def test_a_warm_node_is_told_what_a_stock_one_is(tmp_path):
     assert "--insecure" not in command
 
 
-def test_who_has_worked_asks_soon_and_an_idle_one_seldom():
-    haste = Haste(0.1, 3.0, growth=2.0)
-    assert [haste.wait() for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
-    haste.worked()
-    assert haste.wait() == 0.1
+def test_a_node_polls_often_after_work_and_rarely_when_idle():
+    interval = PollInterval(0.1, 3.0, growth=2.0)
+    assert [interval.wait() for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    interval.reset()
+    assert interval.wait() == 0.1
     assert is_known("1.41.0")
     assert not is_known("1.4.1")
     assert not is_known("2.0.0")
@@ -122,7 +122,7 @@ def test_folders(tmp_path, monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         one = process(child.pid)
-        (first / PIDS).write_text(json.dumps({"superlink": [one.pid, one.began]}))
+        (first / PIDS).write_text(json.dumps({"superlink": [one.pid, one.started]}))
         assert find_folder(None) == first
         said = latecomer("status").stdout
         assert f"{first}: up" in said

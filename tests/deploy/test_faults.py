@@ -37,8 +37,8 @@ def run(federation, request, tmp_path):
     run.start()
     run.until(lambda: all(run.arrivals(d) for d in range(4)), 90.0, "an update of every device")
     yield run
-    if federation.serverapps():  # a test that has failed must not hurt the next one
-        federation.cancel(run.number)
+    if federation.runs.serverapps():  # a test that has failed must not hurt the next one
+        federation.runs.cancel(run.number)
 
 
 def tell(what, seconds):
@@ -96,13 +96,13 @@ def test_devices_that_fail_and_lie_are_refused_with_a_reason(federation, run):
 def test_a_node_that_is_not_registered_is_refused(federation, run, tmp_path):
     key, _ = make_node_key(tmp_path, "stranger")
     options = NodeOptions(
-        federation.address,
+        federation.server.address,
         0,
         config_text({"device-id": "stranger", "partition-id": 9, "num-partitions": 10}),
-        federation.certificates.authority,
+        federation.server.certificates.authority,
         key,
     )
-    environment = {**federation.environment, "FLWR_HOME": str(tmp_path)}
+    environment = {**federation.server.environment, "FLWR_HOME": str(tmp_path)}
     began = time.monotonic()
     done = subprocess.run(
         supernode_command(options, tmp_path / "none"),
@@ -180,15 +180,15 @@ def test_a_stalled_upload_keeps_nobody_waiting_and_is_taken_in_the_end(federatio
 
 
 def test_the_run_survives_the_superlink(federation, run):
-    (server,) = federation.serverapps()
+    (server,) = federation.runs.serverapps()
     federation.tell(2, seconds=6.0)
     seen = len(federation.begun(2))
     run.until(lambda: len(federation.begun(2)) > seen + 1, 60.0, "a task of device-2 to begin")
     task = int(federation.begun(2)[-1].rpartition("-")[2])
     count, killed_at = len(run.arrivals()), time.monotonic()
-    federation.superlink.kill()
-    run.until(lambda: not federation.is_healthy(), 5.0, "the SuperLink to be gone")
-    run.until(federation.is_healthy, 30.0, "the SuperLink to be back")
+    federation.server.superlink.kill()
+    run.until(lambda: not federation.server.is_healthy(), 5.0, "the SuperLink to be gone")
+    run.until(federation.server.is_healthy, 30.0, "the SuperLink to be back")
     tell("a killed SuperLink: back after", time.monotonic() - killed_at)
     assert time.monotonic() - killed_at < 10.0
     run.until(lambda: len(run.arrivals()) > count, 60.0, "an update")
@@ -198,7 +198,7 @@ def test_the_run_survives_the_superlink(federation, run):
     for device in range(4):
         run.more(2, device)
     tell("    all devices at work after", time.monotonic() - killed_at)
-    assert federation.serverapps() == [server]
+    assert federation.runs.serverapps() == [server]
     federation.tell(2)
     run.finish()
 
@@ -208,7 +208,7 @@ def test_a_killed_server_goes_on_from_its_last_commit_when_resubmitted(federatio
     seen = len(federation.begun(2))
     run.until(lambda: len(federation.begun(2)) > seen + 1, 60.0, "a task of device-2 to begin")
     key = federation.begun(2)[-1]
-    (server,) = federation.serverapps()
+    (server,) = federation.runs.serverapps()
     killed_at = time.monotonic()
     server.send(signal.SIGKILL)
     run.until(lambda: not server.is_alive(), 5.0, "the server's app to be gone")

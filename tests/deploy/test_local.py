@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
 
-from latecomer.deploy.guard import MARK
+from latecomer.deploy.guard import FOLDER_VARIABLE
 from latecomer.deploy.local import LocalFederation
 from latecomer.deploy.processes import with_variable
 from latecomer.errors import BadInput
@@ -55,7 +55,7 @@ class Watch(threading.Thread):
 
     def run(self):
         while not self.over.wait(0.2):
-            for one in with_variable(MARK, str(self.folder)):
+            for one in with_variable(FOLDER_VARIABLE, str(self.folder)):
                 self.looked += 1
                 self.seen |= remote_addresses(one.pid)
 
@@ -75,7 +75,7 @@ def test_the_example_in_one_command_with_tls_and_no_process_is_left(tmp_path):
     watch.over.set()
     watch.join()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(with_variable(MARK, str(folder))) == []
+    assert list(with_variable(FOLDER_VARIABLE, str(folder))) == []
     assert not (folder / "processes.json").exists()
     assert watch.looked > 20
     assert watch.seen == set()
@@ -112,17 +112,17 @@ def test_an_interrupted_one_leaves_nothing_and_another_terminal_sees_it(tmp_path
         assert f"{folder}: up" in there
         assert "device-0-client" in there
         with pytest.raises(BadInput, match="a federation runs there"):
-            LocalFederation(EXAMPLE, 1, folder)
-        assert len(list(with_variable(MARK, str(folder)))) >= 4
+            LocalFederation(EXAMPLE, 1, folder).start()
+        assert len(list(with_variable(FOLDER_VARIABLE, str(folder)))) >= 4
         up.send_signal(number)
         assert up.wait(30) == 1
         assert "error: interrupted" in up.stdout.read()
-        assert list(with_variable(MARK, str(folder))) == []
+        assert list(with_variable(FOLDER_VARIABLE, str(folder))) == []
     finally:
         up.kill()
         up.wait()
         up.stdout.close()
-        for one in with_variable(MARK, str(folder)):
+        for one in with_variable(FOLDER_VARIABLE, str(folder)):
             one.send(signal.SIGKILL)
 
 
@@ -137,9 +137,9 @@ def test_what_a_killed_supervisor_leaves_is_ended(tmp_path):
         up.kill()
         up.wait()
         deadline = time.monotonic() + 20
-        while list(with_variable(MARK, str(folder))) and time.monotonic() < deadline:
+        while list(with_variable(FOLDER_VARIABLE, str(folder))) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert list(with_variable(MARK, str(folder))) == []
+        assert list(with_variable(FOLDER_VARIABLE, str(folder))) == []
         down = [*LATECOMER, "deploy", "down", "--dir", str(folder)]
         said = subprocess.run(down, timeout=60, check=True, capture_output=True, text=True).stdout
         assert "nothing was running" in said
@@ -147,5 +147,5 @@ def test_what_a_killed_supervisor_leaves_is_ended(tmp_path):
         up.kill()
         up.wait()
         up.stdout.close()
-        for one in with_variable(MARK, str(folder)):
+        for one in with_variable(FOLDER_VARIABLE, str(folder)):
             one.send(signal.SIGKILL)

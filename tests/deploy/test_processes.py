@@ -10,7 +10,7 @@ import pytest
 
 from latecomer.deploy import processes
 from latecomer.deploy.pids import SUPERVISOR, PidFile
-from latecomer.deploy.processes import Process, began, end, process, with_variable
+from latecomer.deploy.processes import Process, end, process, start_time, with_variable
 from latecomer.errors import BadInput
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -35,10 +35,10 @@ def test_a_process_is_alive_until_it_ends(sleeper):
     one = process(sleeper.pid)
     assert one.is_alive()
     sleeper.kill()
-    # A zombie that nobody has waited for is gone, too.
+    # A zombie that was not reaped counts as gone.
     until(lambda: not one.is_alive())
     sleeper.wait()
-    assert began(sleeper.pid) is None
+    assert start_time(sleeper.pid) is None
     assert process(sleeper.pid) is None
 
 
@@ -68,7 +68,7 @@ def test_processes_are_found_by_their_environment_and_ended(sleeper):
     assert sleeper.wait(5) != 0
 
 
-def test_who_does_not_hear_is_killed():
+def test_a_process_that_ignores_sigterm_is_killed():
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); "
     child = subprocess.Popen(
         [sys.executable, "-c", deaf + "time.sleep(60)"], stdout=subprocess.PIPE
@@ -82,10 +82,10 @@ def test_who_does_not_hear_is_killed():
 def test_a_pid_file_is_claimed_by_one_at_a_time(tmp_path, sleeper):
     file = PidFile(tmp_path / "processes.json")
     other = process(sleeper.pid)
-    file.path.write_text(json.dumps({"superlink": [other.pid, other.began]}))
+    file.path.write_text(json.dumps({"superlink": [other.pid, other.started]}))
     with pytest.raises(BadInput, match=f"superlink {sleeper.pid}.*deploy down --dir"):
         file.claim()
-    assert not file.is_ours
+    assert not file.is_claimed
     file.release()
     assert file.path.exists()
     sleeper.kill()
@@ -100,7 +100,7 @@ def test_a_pid_file_is_claimed_by_one_at_a_time(tmp_path, sleeper):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x", 1]}'])
-def test_a_damaged_pid_file_names_nobody(tmp_path, text):
+def test_a_damaged_pid_file_lists_no_process(tmp_path, text):
     file = PidFile(tmp_path / "processes.json")
     file.path.write_text(text)
     assert file.read() == {}

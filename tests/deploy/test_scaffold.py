@@ -8,7 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from latecomer.deploy.local import app_config
+from latecomer.deploy.flower_app import app_config
 from latecomer.deploy.scaffold import make_app, names_for, parse_data
 from latecomer.errors import BadInput
 

@@ -41,11 +41,11 @@ def cpu_seconds(pid):
 def test_many_nodes_for_a_long_time(tmp_path):
     with LightFederation(tmp_path, 0) as federation:
         federation.start()
-        arguments = [federation.address, NODES, tmp_path / "devices", HIDDEN, SLOWEST]
+        arguments = [federation.server.address, NODES, tmp_path / "devices", HIDDEN, SLOWEST]
         with (tmp_path / "nodes.log").open("wb") as said:
             nodes = subprocess.Popen(
                 [sys.executable, str(PROGRAM), *map(str, arguments)],
-                env=federation.environment,
+                env=federation.server.environment,
                 stdout=said,
                 stderr=said,
             )
@@ -60,8 +60,8 @@ def test_many_nodes_for_a_long_time(tmp_path):
 def soak(federation, run, nodes):
     run.start()
     run.until(lambda: len(run.events("introduction")) == NODES, 300.0, "all nodes")
-    (server,) = federation.serverapps()
-    link = federation.superlink.pid
+    (server,) = federation.runs.serverapps()
+    link = federation.server.superlink.pid
     run.more(NODES, within=300.0)
     began, first = time.monotonic(), len(run.arrivals())
     before = {pid: cpu_seconds(pid) for pid in (server.pid, link, nodes)}

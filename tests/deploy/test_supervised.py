@@ -40,7 +40,8 @@ def supervised(tmp_path):
 def test_it_is_started_again_when_it_is_killed(supervised):
     changes = []
     it = supervised(
-        "import time; print('here', flush=True); time.sleep(60)", changed=lambda: changes.append(1)
+        "import time; print('here', flush=True); time.sleep(60)",
+        on_change=lambda: changes.append(1),
     )
     first = it.kill()
     until(lambda: it.pid not in (None, first))

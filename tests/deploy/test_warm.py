@@ -14,7 +14,7 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode.nodestate import NodeStateFactory
 
 from latecomer.deploy.environment import flower_version
-from latecomer.deploy.warm import is_known, tidy
+from latecomer.deploy.warm import cleaning_up, is_known
 from latecomer.engines.flower_private import may_make_messages, number
 
 if not is_known(flower_version()):
@@ -46,7 +46,7 @@ def over(*given):
 
 def received(state, message, pull_object=None, confirm=lambda *given: None):
     whole = get_all_nested_objects(message)
-    return tidy(loop._pull_and_store_message)(
+    return cleaning_up(loop._pull_and_store_message)(
         state=state,
         object_store=state.object_store,
         node_config={},

@@ -1,4 +1,7 @@
-"""Certificates and node keys for a federation of one's own. Needs the extra `flower`."""
+"""TLS certificates and node keys for a federation without a public authority.
+
+Needs the extra `flower`.
+"""
 
 import datetime
 import ipaddress
@@ -14,24 +17,30 @@ HOSTS = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The files that a SuperLink with TLS is given; nodes and users need `authority` alone."""
+    """Certificate files of a SuperLink with TLS; nodes and users need only `authority`."""
 
     authority: Path
     certificate: Path
     key: Path
 
 
-def make_certificates(folder: Path, hosts: Sequence[str] = HOSTS) -> Certificates:
-    """An authority and a certificate for these hosts, signed by it; what is there is kept.
+def certificate_files(folder: Path) -> Certificates:
+    """The paths that `make_certificates` writes to."""
+    return Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
 
-    The authority's own key is thrown away: nobody can sign another certificate with it.
+
+def make_certificates(folder: Path, hosts: Sequence[str] = HOSTS) -> Certificates:
+    """Write an authority and a certificate for these hosts that it has signed.
+
+    Existing files are kept. The private key of the authority is not stored, so that no other
+    certificate can be signed with it.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    found = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    found = certificate_files(folder)
     if all(path.exists() for path in (found.authority, found.certificate, found.key)):
         return found
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +58,7 @@ def make_certificates(folder: Path, hosts: Sequence[str] = HOSTS) -> Certificate
             .issuer_name(name("Latecomer local authority"))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            # A clock that is a little behind should not refuse what was made just now.
+            # Valid at once for a device whose clock is up to an hour behind.
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=DAYS))
             .add_extension(x509.BasicConstraints(ca=signs, path_length=None), critical=True)
@@ -79,7 +88,7 @@ def make_certificates(folder: Path, hosts: Sequence[str] = HOSTS) -> Certificate
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """A node's private key, and the public one to register it with; what is there is kept."""
+    """Write the key pair of a node: (private, public for registration). Existing files are kept."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -96,7 +105,7 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A new file that only its owner can read, from its first moment on."""
+    """Write a file that only its owner can read, created with that permission."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:

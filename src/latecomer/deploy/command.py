@@ -1,4 +1,4 @@
-"""The commands of `latecomer deploy`. What they need is imported when they are called."""
+"""The commands of `latecomer deploy`. Their modules are imported when they are called."""
 
 import logging
 from pathlib import Path
@@ -13,19 +13,22 @@ Dir = Annotated[
     typer.Option("--dir", help="The federation's folder; by default the one under runs/."),
 ]
 Warm = Annotated[
-    bool, typer.Option("--warm/--stock", help="Nodes whose client process stays, or Flower's own.")
+    bool,
+    typer.Option("--warm/--stock", help="Nodes with a permanent client process, or stock ones."),
 ]
 
 
 @deploy.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    model: Annotated[str, typer.Option(help="A name, or your own as module:callable.")] = "mlp",
+    model: Annotated[
+        str, typer.Option(help="A name of `latecomer list models`, or module:callable.")
+    ] = "mlp",
     data: Annotated[
-        str, typer.Option(help="A source, as NAME or NAME:PATH, or an .npz file.")
+        str, typer.Option(help="A source as NAME or NAME:PATH, or an .npz file.")
     ] = "digits",
 ) -> None:
-    """Make a Flower app: pyproject.toml, the server, the device, the model and the data."""
+    """Write a Flower app: pyproject.toml, server app, client app, model and data."""
     from latecomer.deploy.scaffold import make_app
 
     for line in make_app(folder, model, data):
@@ -35,22 +38,24 @@ def new(
 @deploy.command()
 def up(
     app: Annotated[Path, typer.Argument(metavar="[APP_DIR]", help="A Flower app.")] = Path(),
-    devices: Annotated[int, typer.Option(min=1, max=200, help="How many nodes.")] = 3,
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypted, nodes known by keys.")] = False,
+    devices: Annotated[int, typer.Option(min=1, max=200, help="Number of nodes.")] = 3,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="TLS, and nodes authenticated by keys.")
+    ] = False,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Everything is kept there; what is there goes on."),
+        typer.Option("--dir", help="Folder of all files; an earlier run in it is resumed."),
     ] = None,
     warm: Warm = True,
     slowest: Annotated[
-        float, typer.Option(min=0.0, help="Seconds by which the last device answers later.")
+        float, typer.Option(min=0.0, help="Seconds by which the last device delays its replies.")
     ] = 2.0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the app."),
     ] = None,
 ) -> None:
-    """Run an app on a federation of this machine, made for it and taken down after it."""
+    """Start a federation on this machine, run an app on it, and end the federation."""
     from latecomer.deploy.up import up as run_all
 
     _show_warnings()
@@ -59,7 +64,7 @@ def up(
 
 @deploy.command()
 def status(folder: Dir = None) -> None:
-    """What runs, and how far it is."""
+    """Show the processes of a federation and the progress of its run."""
     from latecomer.deploy.up import status as show
 
     show(folder, typer.echo)
@@ -67,7 +72,7 @@ def status(folder: Dir = None) -> None:
 
 @deploy.command()
 def down(folder: Dir = None) -> None:
-    """End a federation that another terminal has started."""
+    """End a federation that was started in another terminal."""
     from latecomer.deploy.up import down as end
 
     end(folder, typer.echo)
@@ -75,22 +80,27 @@ def down(folder: Dir = None) -> None:
 
 @deploy.command()
 def node(
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the SuperLink is.")],
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")],
     root_certificates: Annotated[
-        Path | None, typer.Option(help="The authority that has signed the SuperLink's certificate.")
+        Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
     node_config: Annotated[
         str, typer.Option(metavar="'KEY=VALUE ...'", help="E.g. 'device-id=\"kitchen\"'.")
     ] = "",
     warm: Warm = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: one machine only.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of loopback; 0: any.")] = 0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS: on one machine only.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the node on loopback; 0: any.")
+    ] = 0,
     folder: Annotated[
-        Path | None, typer.Option(help="For Flower's files; by default under ~/.latecomer/nodes.")
+        Path | None,
+        typer.Option(help="Folder of Flower's files; by default under ~/.latecomer/nodes."),
     ] = None,
 ) -> None:
-    """A SuperNode that is started again whenever it ends."""
+    """Run a SuperNode and start it again whenever it ends."""
     from latecomer.deploy.serve_node import serve_node
 
     _show_warnings()

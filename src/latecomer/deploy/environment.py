@@ -1,4 +1,4 @@
-"""Where Flower's commands are, and the environment they run in."""
+"""Paths of Flower's commands, and the environment variables that they run with."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ OFFLINE = {
 
 
 def flower_version() -> str:
-    """Of the Flower that is installed; BadInput if there is none."""
+    """The version of the installed Flower; BadInput if there is none."""
     try:
         return version("flwr")
     except PackageNotFoundError:
@@ -28,7 +28,7 @@ def flower_version() -> str:
 
 
 def flower_command(name: str) -> str:
-    """The path of one of Flower's commands: beside this Python, else wherever PATH says."""
+    """The path of a command of Flower: beside this Python, else from PATH."""
     flower_version()
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -38,9 +38,9 @@ def flower_command(name: str) -> str:
 
 
 def flower_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process, offline, with `own` added.
+    """The environment of this process, with Flower offline and `own` added.
 
-    Flower starts its other commands by name: PATH begins with the folder where they are.
+    PATH begins with the folder of Flower's commands, because Flower starts them by name.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **OFFLINE, "PATH": path, "PYTHONUNBUFFERED": "1", **own}

@@ -1,4 +1,4 @@
-"""Where federations keep their files, and how another terminal finds them."""
+"""Folders of federations: where they are made, and how another terminal finds them."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from latecomer.errors import BadInput
 
 RUNS = Path("runs")
 PIDS = "processes.json"
-MARKER = "federation.json"  # tells a federation's folder from any other
+MARKER = "federation.json"  # present in every federation's folder
 
 
 def new_folder(app: str) -> Path:
-    """runs/deploy-APP with the first number that is free."""
+    """runs/deploy-APP-N with the first N that is free."""
     number = 1
     while (path := RUNS / f"deploy-{app}-{number}").exists():
         number += 1
@@ -19,7 +19,7 @@ def new_folder(app: str) -> Path:
 
 
 def check_folder(path: Path) -> None:
-    """A federation may be made there: it is new, empty, or was one before."""
+    """BadInput unless the folder is new, empty, or of an earlier federation."""
     if path.exists() and not path.is_dir():
         raise BadInput(f"--dir {path}: is not a folder")
     if path.exists() and any(path.iterdir()) and not (path / MARKER).exists():
@@ -27,7 +27,7 @@ def check_folder(path: Path) -> None:
 
 
 def find_folder(given: Path | None) -> Path:
-    """The folder that was named, else the federation under runs/ that runs, else the newest."""
+    """The given folder; else the newest federation under runs/, a running one first."""
     if given is not None:
         if not (given / MARKER).exists():
             raise BadInput(f"--dir {given}: there is no federation in it")

@@ -1,49 +1,52 @@
-"""A whole federation on this machine, on loopback: what is deployed, before it is deployed."""
+"""A whole federation on this machine, on loopback, to try an app before it is deployed."""
 
 import contextlib
 import json
-import logging
 import os
 import signal
-import socket
-import ssl
 import subprocess
-import sys
 import time
-import tomllib
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from latecomer.deploy.certificates import make_certificates, make_node_key, write_secret
-from latecomer.deploy.environment import flower_command, flower_environment, flower_version
+from latecomer.deploy.certificates import make_node_key
+from latecomer.deploy.flower_app import app_config
+from latecomer.deploy.flower_server import FlowerServer
 from latecomer.deploy.folders import MARKER, PIDS
-from latecomer.deploy.guard import MARK, belonging_to
-from latecomer.deploy.node import Node, NodeOptions, Value, config_text
+from latecomer.deploy.guard import FOLDER_VARIABLE, federation_processes, start_guard
+from latecomer.deploy.node import (
+    Node,
+    NodeOptions,
+    Value,
+    config_text,
+    free_ports,
+    warm_if_tested,
+)
 from latecomer.deploy.pids import PidFile
-from latecomer.deploy.processes import Process, command_of, end, with_variable
-from latecomer.deploy.supervised import BackOff, Supervised
-from latecomer.deploy.warm import is_known
+from latecomer.deploy.processes import Process, end
+from latecomer.deploy.runs import Runs
+from latecomer.deploy.supervised import Supervised
 from latecomer.errors import BadInput, RunFailed
 
-log = logging.getLogger(__name__)
-
-NAME = "local"  # of the SuperLink, for `flwr`
 SLOWEST = 2.0
-DATABASE = "superlink.db"
 
 
 class LocalFederation:
-    """A SuperLink with a database, an executor for the server's app, and supervised nodes.
+    """A SuperLink, an executor and supervised nodes for one Flower app, until `stop`.
 
-    Everything lies in `dir`; what is there already (database, keys, devices, checkpoint) is taken
-    up again. Every process is started again when it dies, until `stop`. Use it in a `with`.
+    app: folder of the Flower app.
+    devices: number of nodes. Device i is called device-i and has data partition i.
+    dir: folder of all files. An existing database, keys, device states and checkpoint are used.
+    tls: TLS, and nodes authenticated by keys.
+    warm: nodes with a permanent client process, see `deploy.warm`.
+    slowest: seconds by which the last device delays its replies; the others proportionally less.
+    node_config, environment: added to those of every node.
 
-    Device i is called device-i and has partition i. Each answers later than the one before, the
-    last by `slowest` seconds.
+    The constructor writes and starts nothing: `start` does. Use it in a `with`.
     """
 
     def __init__(
@@ -57,41 +60,40 @@ class LocalFederation:
         node_config: Mapping[str, Value] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`node_config` and `environment` are added to those of every node."""
-        self.app, self.dir, self.tls = Path(app).resolve(), Path(dir).resolve(), tls
-        self.config = app_config(self.app)
         if devices < 1:
             raise BadInput(f"--devices {devices}: must be at least 1")
-        self.warm = warm and is_known(flower_version())
-        if warm and not self.warm:
-            log.warning("%s", warm_warning())
-        self.dir.mkdir(parents=True, exist_ok=True)
+        self.app, self.dir = Path(app).resolve(), Path(dir).resolve()
+        self.devices, self.tls, self.slowest = devices, tls, slowest
+        self.node_config, self.node_environment = dict(node_config or {}), dict(environment or {})
+        self._wants_warm = warm
         self.pids = PidFile(self.dir / PIDS)
-        self.pids.claim()  # before anything is written that another one may be using
-        told = {"app": str(self.app), "devices": devices, "tls": tls}
-        (self.dir / MARKER).write_text(json.dumps(told) + "\n", encoding="utf-8")
-        self.ports = free_ports(1 + devices)
-        self.address = f"127.0.0.1:{self.ports[0]}"
-        self.certificates = make_certificates(self.dir / "certificates") if tls else None
-        own = {MARK: str(self.dir), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        self._home = self.dir / "flower"
-        self.environment = flower_environment({**own, "FLWR_HOME": str(self._home)})
-        self._write_connection()
-        self.superlink = self._service("superlink", self._superlink_command())
-        self.superexec = self._service("superexec", self._superexec_command())
-        own |= dict(environment or {})
-        self.nodes = [
-            self._node(i, devices, slowest, dict(node_config or {}), own) for i in range(devices)
-        ]
-        self.runs: list[int] = []
         self._guard: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def warm(self) -> bool:
+        """Whether nodes are warm: requested, and tested with the installed Flower."""
+        return warm_if_tested(self._wants_warm)
+
+    @cached_property
+    def server(self) -> FlowerServer:
+        """The SuperLink and its executor."""
+        port = self._ports[0]
+        return FlowerServer(self.dir, port, self.tls, self._environment, self._write_pids)
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes, device by device."""
+        return [self._node(number) for number in range(self.devices)]
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs on this federation."""
+        return Runs(self.dir, self.server.environment)
 
     @property
     def run_folder(self) -> Path:
-        """Where the server's app keeps its log, checkpoints and model."""
+        """Where the server app writes its log, checkpoints and model."""
         return self.dir / "run"
-
-    # Its life
 
     def __enter__(self) -> Self:
         return self
@@ -104,37 +106,67 @@ class LocalFederation:
     ) -> None:
         self.stop()
 
-    def start(self, timeout: float = 120.0) -> None:
-        """Start everything; returns when every node has joined."""
+    def prepare(self) -> None:
+        """Claim the folder and write the files that the processes need; starts nothing.
+
+        Existing certificates, keys and secrets are kept.
+        """
+        # BadInput, if the app or a command of Flower is missing, before anything is written.
+        app_config(self.app)
+        self._parts()
+        self.dir.mkdir(parents=True, exist_ok=True)
         self.pids.claim()
-        is_old = (self.dir / DATABASE).exists()
+        settings = {"app": str(self.app), "devices": self.devices, "tls": self.tls}
+        (self.dir / MARKER).write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        self.server.prepare()
+        if self.tls:
+            for node in self.nodes:
+                make_node_key(self._keys, node.name)
+
+    def start(self, timeout: float = 120.0) -> None:
+        """Start everything; returns when every node has joined.
+
+        RunFailed after `timeout` seconds without a step forward; everything is stopped then.
+        """
+        server = self.server
         try:
-            self._start_guard()
-            self.superlink.start()
-            self._wait("the SuperLink to answer", self.is_healthy, timeout, self.superlink)
-            if is_old:
-                self._end_old_runs()
-            self.superexec.start()
+            self.prepare()
+            has_database = server.database.exists()
+            self._guard = start_guard(self.dir, server.environment)
+            server.superlink.start()
+            _wait("the SuperLink to answer", server.is_healthy, timeout, server.superlink)
+            if has_database:
+                self.runs.cancel_unfinished()
+            server.superexec.start()
             if self.tls:
-                self._register_nodes()
+                self.runs.register_nodes(self._keys, [node.name for node in self.nodes])
             for node in self.nodes:
                 node.start()
             for node in self.nodes:
-                self._wait(f"{node.name} to join", node.has_joined, timeout, node.supernode)
+                _wait(f"{node.name} to join", node.has_joined, timeout, node.supernode)
         except BaseException:
             self.stop()
             raise
 
+    def run(self, config: Mapping[str, Value] | None = None) -> int:
+        """Start the app with these changes to its settings; returns the run id.
+
+        An app with a setting `folder` writes to `run_folder`, and resumes from a checkpoint there.
+        """
+        changes: dict[str, Value] = dict(config or {})
+        if "folder" in app_config(self.app):
+            changes.setdefault("folder", str(self.run_folder))
+        return self.runs.start(self.app, changes)
+
     def stop(self) -> None:
-        """End every process that was started here, and whatever these have started."""
-        if not self.pids.is_ours:
+        """End all processes that were started here, and their children."""
+        if not self.pids.is_claimed:
             return
-        with _undisturbed():
-            services = [node.stop for node in self.nodes]
-            with ThreadPoolExecutor(max(1, min(32, len(services)))) as pool:
-                list(pool.map(lambda stop: stop(), services))
-            self.superexec.stop()
-            self.superlink.stop()
+        with _signals_ignored():
+            with ThreadPoolExecutor(max(1, min(32, len(self.nodes)))) as pool:
+                list(pool.map(Node.stop, self.nodes))
+            self.server.superexec.stop()
+            self.server.superlink.stop()
             end(self.processes(), timeout=2.0)
             if self._guard is not None:
                 self._guard.kill()
@@ -142,302 +174,72 @@ class LocalFederation:
             self.pids.release()
 
     def processes(self) -> list[Process]:
-        """Every process of this federation that is alive."""
+        """All living processes of this federation."""
         known = [one for part in self._parts() if (one := part.process) is not None]
-        return list({one.pid: one for one in [*known, *belonging_to(self.dir)]}.values())
+        return list({one.pid: one for one in [*known, *federation_processes(self.dir)]}.values())
 
-    def is_healthy(self) -> bool:
-        """Whether the SuperLink answers."""
-        context = None
-        if self.certificates is not None:
-            context = ssl.create_default_context(cafile=str(self.certificates.authority))
-        url = f"{'https' if self.tls else 'http'}://{self.address}/health"
-        # A proxy of the environment has no business on loopback.
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
-        try:
-            with opener.open(url, timeout=2.0) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+    @property
+    def _keys(self) -> Path:
+        return self.dir / "keys"
 
-    # Its runs
+    @cached_property
+    def _ports(self) -> list[int]:
+        return free_ports(1 + self.devices)
 
-    def run(self, config: Mapping[str, Value] | None = None) -> int:
-        """Start the app; the number of the run. With the same folder it goes on from there."""
-        told: dict[str, Value] = dict(config or {})
-        if "folder" in self.config:
-            told.setdefault("folder", str(self.run_folder))
-        arguments = ["run", str(self.app), NAME, "--format", "json"]
-        if told:
-            arguments += ["--run-config", config_text(told)]
-        answer = self.flwr(*arguments)
-        if "run-id" not in answer:
-            raise RunFailed(f"the app could not be started: {answer.get('error-message', answer)}")
-        self.runs.append(int(answer["run-id"]))
-        return self.runs[-1]
-
-    def status(self, run: int | None = None) -> str:
-        """Of a run, the last by default: pending, starting, running, finished:completed, ..."""
-        answer = self.flwr("list", NAME, "--run-id", str(self._run(run)), "--format", "json")
-        found = answer.get("runs") or [{}]
-        return str(found[0].get("status", "unknown"))
-
-    def wait(self, run: int | None = None, timeout: float | None = None) -> str:
-        """Until the run has finished; says how. TimeoutError if it has not by then."""
-        watch = RunWatch(self, self._run(run))
-        until = None if timeout is None else time.monotonic() + timeout
-        while not (status := watch.ended()):
-            if until is not None and time.monotonic() > until:
-                raise TimeoutError(f"run {self._run(run)} has not finished in {timeout:g} s")
-            time.sleep(0.25)
-        return status
-
-    def log(self, run: int | None = None) -> str:
-        """What the server's app has said in a run."""
-        return self._call("log", str(self._run(run)), NAME, "--show").stdout
-
-    def cancel(self, run: int | None = None) -> None:
-        """Stop a run; the federation stays."""
-        self._call("stop", str(self._run(run)), NAME)
-
-    def serverapps(self) -> list[Process]:
-        """The processes of the server's app that are alive, where /proc tells."""
-        return [
-            one
-            for one in with_variable(MARK, str(self.dir))
-            if any(Path(word).name == "flwr-serverapp" for word in command_of(one)[:2])
-        ]
-
-    def flwr(self, *arguments: str) -> dict[str, Any]:
-        """What a command of `flwr` answers in JSON."""
-        done = self._call(*arguments)
-        start = done.stdout.find("{")
-        try:
-            return dict(json.loads(done.stdout[start:])) if start >= 0 else {}
-        except ValueError:
-            return {"error-message": (done.stdout + done.stderr).strip()[-500:]}
-
-    # How it is made
+    @property
+    def _environment(self) -> dict[str, str]:
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        return {FOLDER_VARIABLE: str(self.dir), "OMP_NUM_THREADS": threads}
 
     def _parts(self) -> list[Supervised]:
-        return [
-            self.superlink,
-            self.superexec,
-            *(part for node in self.nodes for part in node.parts),
-        ]
+        nodes = [part for node in self.nodes for part in node.parts]
+        return [self.server.superlink, self.server.superexec, *nodes]
 
-    def _changed(self) -> None:
+    def _write_pids(self) -> None:
         self.pids.write(
             {part.name: one for part in self._parts() if (one := part.process) is not None}
         )
 
-    def _service(self, name: str, command: list[str]) -> Supervised:
-        return Supervised(
-            name,
-            command,
-            self.dir / "logs" / f"{name}.log",
-            self.environment,
-            self.dir,
-            BackOff(first=1.0, longest=10.0),
-            lambda: self._changed(),
-        )
-
-    def _secret(self) -> Path:
-        """Whoever knows it may run the apps of the SuperLink."""
-        path = self.dir / "executor-secret"
-        if not path.exists():
-            write_secret(path, os.urandom(32))
-        return path
-
-    def _superlink_command(self) -> list[str]:
-        host, _, port = self.address.partition(":")
-        command = [flower_command("flower-superlink"), "--host", host, "--port", port]
-        command += ["--database", str(self.dir / DATABASE), "--isolation", "process"]
-        command += ["--superexec-auth-secret-file", str(self._secret())]
-        if self.certificates is None:
-            return [*command, "--insecure"]
-        command += ["--ssl-ca-certfile", str(self.certificates.authority)]
-        command += ["--ssl-certfile", str(self.certificates.certificate)]
-        return [*command, "--ssl-keyfile", str(self.certificates.key), "--enable-supernode-auth"]
-
-    def _superexec_command(self) -> list[str]:
-        command = [flower_command("flower-superexec"), "--runtime-api-address", self.address]
-        command += ["--superexec-auth-secret-file", str(self._secret())]
-        command += ["--parent-pid", str(os.getpid())]
-        if self.certificates is None:
-            return [*command, "--insecure"]
-        return [*command, "--root-certificates", str(self.certificates.authority)]
-
-    def _node(
-        self,
-        number: int,
-        devices: int,
-        slowest: float,
-        config: dict[str, Value],
-        environment: Mapping[str, str],
-    ) -> Node:
+    def _node(self, number: int) -> Node:
         name = f"device-{number}"
-        delay = round(slowest * number / max(1, devices - 1), 3)
-        config = {
+        config: dict[str, Value] = {
             "device-id": name,
             "partition-id": number,
-            "num-partitions": devices,
-            "delay": delay,
-            **config,
+            "num-partitions": self.devices,
+            "delay": round(self.slowest * number / max(1, self.devices - 1), 3),
+            **self.node_config,
         }
+        certificates = self.server.certificates
         options = NodeOptions(
-            self.address,
-            self.ports[1 + number],
+            self.server.address,
+            self._ports[1 + number],
             config_text(config),
-            self.certificates.authority if self.certificates is not None else None,
-            make_node_key(self.dir / "keys", name)[0] if self.tls else None,
+            None if certificates is None else certificates.authority,
+            self._keys / name if self.tls else None,
             self.warm,
             insecure=not self.tls,
         )
         folder, log_file = self.dir / "devices" / name, self.dir / "logs" / f"{name}.log"
-        return Node(name, options, folder, log_file, environment, lambda: self._changed())
-
-    def _start_guard(self) -> None:
-        """Even if this process is killed, nothing stays behind. It ends with all the others."""
-        command = [sys.executable, "-m", "latecomer.deploy.guard", str(os.getpid()), str(self.dir)]
-        self._guard = subprocess.Popen(
-            command,
-            env=self.environment,
-            cwd=self.dir,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def _end_old_runs(self) -> None:
-        """One that was waiting when the last life ended would write into the folder of ours."""
-        for run in self.flwr("list", NAME, "--format", "json").get("runs", []):
-            if not str(run.get("status", "")).startswith("finished"):
-                self.cancel(int(run["run-id"]))
-
-    def _register_nodes(self) -> None:
-        """Tell the SuperLink the public keys, once for its database."""
-        done = self.dir / "keys" / "registered"
-        known = set(done.read_text().split()) if done.exists() else set()
-        new = [node.name for node in self.nodes if node.name not in known]
-
-        def register(name: str) -> None:
-            public = str(self.dir / "keys" / f"{name}.pub")
-            answer = self.flwr("supernode", "register", public, NAME, "--format", "json")
-            if not answer.get("success") and "already" not in str(answer):
-                raise RunFailed(f"{name} could not be registered: {answer}")
-
-        with ThreadPoolExecutor(min(4, max(1, len(new)))) as pool:
-            list(pool.map(register, new))
-        done.write_text("\n".join(sorted(known | set(new))) + "\n")
-
-    def _write_connection(self) -> None:
-        """The SuperLink under its name, where `flwr` looks for it."""
-        lines = ["[superlink]", f'default = "{NAME}"', f"[superlink.{NAME}]"]
-        lines += [f"address = {json.dumps(self.address)}"]
-        if self.certificates is None:
-            lines += ["insecure = true"]
-        else:
-            lines += [f"root-certificates = {json.dumps(str(self.certificates.authority))}"]
-        self._home.mkdir(exist_ok=True)
-        (self._home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-    def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [flower_command("flwr"), *arguments],
-            env=self.environment,
-            cwd=self.dir,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            start_new_session=True,
-        )
-
-    def _run(self, run: int | None) -> int:
-        if run is None and not self.runs:
-            raise BadInput("no run has been started")
-        return self.runs[-1] if run is None else run
-
-    def _wait(self, what: str, done: Any, timeout: float, part: Supervised) -> None:
-        until = time.monotonic() + timeout
-        while not done():
-            if time.monotonic() > until:
-                said = part.text().strip().splitlines()[-1:] or ["it said nothing"]
-                raise RunFailed(
-                    f"waited {timeout:g} s for {what}; {said[0]} (more in {part.log_file})"
-                )
-            time.sleep(0.1)
+        environment = {**self._environment, **self.node_environment}
+        return Node(name, options, folder, log_file, environment, self._write_pids)
 
 
-class RunWatch:
-    """Whether a run has finished, without asking `flwr` all the time: that takes it a second."""
-
-    def __init__(self, federation: LocalFederation, run: int) -> None:
-        self.federation, self.run = federation, run
-        self._asked = time.monotonic()
-
-    def ended(self) -> str:
-        """How it has finished; empty while it goes on."""
-        often = 10.0 if self.federation.serverapps() else 2.0
-        if time.monotonic() - self._asked < often:
-            return ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self.federation.status(self.run)
-            self._asked = time.monotonic()
-            if status.startswith("finished"):
-                return status
-        return ""
-
-
-def app_config(app: Path) -> dict[str, Any]:
-    """The settings of a Flower app's folder; BadInput if it is none."""
-    try:
-        document = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        flower = document["tool"]["flwr"]["app"]
-        flower["components"]["serverapp"], flower["components"]["clientapp"]
-    except FileNotFoundError:
-        raise BadInput(
-            f"{app}: not a Flower app, there is no pyproject.toml "
-            "(`latecomer deploy new DIR` makes one)"
-        ) from None
-    except (NotADirectoryError, tomllib.TOMLDecodeError) as error:
-        raise BadInput(f"{app}: not a Flower app: {error}") from None
-    except (KeyError, TypeError):
-        raise BadInput(
-            f"{app}: not a Flower app: its pyproject.toml names no serverapp and clientapp "
-            "in [tool.flwr.app.components]"
-        ) from None
-    return dict(flower.get("config", {}))
-
-
-def warm_warning() -> str:
-    return (
-        f"warm nodes are not tested with flwr {flower_version()}: stock nodes are used, "
-        "which take some seconds more for every task"
-    )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+def _wait(what: str, done: Callable[[], bool], timeout: float, part: Supervised) -> None:
+    until = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > until:
+            last = part.text().strip().splitlines()[-1:] or ["it wrote nothing"]
+            raise RunFailed(f"waited {timeout:g} s for {what}; {last[0]} (more in {part.log_file})")
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Any:
-    """A second Ctrl-C must not leave half of the processes behind."""
+def _signals_ignored() -> Iterator[None]:
+    """Ignore a second Ctrl-C, which would leave half of the processes running."""
     signals = (signal.SIGINT, signal.SIGTERM)
     try:
         old = [signal.signal(one, signal.SIG_IGN) for one in signals]
-    except ValueError:  # not in the main thread, which is the one that signals disturb
+    except ValueError:  # not the main thread, the only one that handles signals
         yield
         return
     try:

@@ -1,18 +1,24 @@
-"""A supervised SuperNode: the stock one, or a warm one with its client beside it."""
+"""A supervised Flower SuperNode: a stock one, or a warm one with a permanent client process."""
 
+import contextlib
+import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from latecomer.deploy.certificates import write_secret
-from latecomer.deploy.environment import flower_command, flower_environment
+from latecomer.deploy.environment import flower_command, flower_environment, flower_version
 from latecomer.deploy.processes import Process
 from latecomer.deploy.supervised import BackOff, Supervised
+from latecomer.deploy.warm import is_known
 from latecomer.errors import BadInput
 
-# The SuperLink refuses a node that died until it has missed it for a while, up to a minute: try on.
+log = logging.getLogger(__name__)
+
+# A SuperLink refuses a restarted node until the old connection times out, after up to a minute.
 NODE_BACK_OFF = BackOff(first=1.0, longest=8.0, healthy=60.0)
 JOINED = "SuperNode ID:"
 
@@ -21,11 +27,16 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What a node is told: where its SuperLink is, who it is, and what its app should know."""
+    """Command-line options of a SuperNode; `port` is its own, on loopback.
+
+    config: the node-config, as `config_text` writes it.
+    key: the node's private key, for a SuperLink that authenticates nodes.
+    insecure: no TLS.
+    """
 
     superlink: str
     port: int
-    config: str = ""  # pairs, as in `config_text`
+    config: str = ""
     root_certificates: Path | None = None
     key: Path | None = None
     warm: bool = False
@@ -33,7 +44,12 @@ class NodeOptions:
 
 
 class Node:
-    """One device of a federation, kept running."""
+    """One SuperNode of a federation, kept running until `stop`.
+
+    `folder` holds Flower's files of this node, the state of its device, and its secret. Without a
+    log file the node writes to the output of its supervisor. `on_change` is called whenever one of
+    its processes starts or ends.
+    """
 
     def __init__(
         self,
@@ -42,29 +58,21 @@ class Node:
         folder: Path,
         log_file: Path | None,
         environment: Mapping[str, str],
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`folder` is its own: Flower's files of this node, what its device keeps, its secret.
-
-        Without a log file it writes where its supervisor does.
-        """
-        self.name, self.options = name, options
-        folder.mkdir(parents=True, exist_ok=True)
-        own = {"FLWR_HOME": str(folder / "flower"), "LATECOMER_STATE": str(folder / "state")}
-        (folder / "flower").mkdir(exist_ok=True)
+        self.name, self.options, self.folder = name, options, folder
+        self._home, self._secret = folder / "flower", folder / "executor-secret"
+        own = {"FLWR_HOME": str(self._home), "LATECOMER_STATE": str(folder / "state")}
         environment = flower_environment({**own, **environment})
-        secret = folder / "executor-secret"
-        if options.warm:
-            write_secret(secret, os.urandom(32))
 
         def part(called: str, command: list[str], file: Path | None) -> Supervised:
-            return Supervised(called, command, file, environment, folder, NODE_BACK_OFF, changed)
+            return Supervised(called, command, file, environment, folder, NODE_BACK_OFF, on_change)
 
-        self.supernode = part(name, supernode_command(options, secret), log_file)
+        self.supernode = part(name, supernode_command(options, self._secret), log_file)
         self.client: Supervised | None = None
         if options.warm:
             client = [sys.executable, "-m", "latecomer.deploy.warm", "client"]
-            client += [f"127.0.0.1:{options.port}", "--secret-file", str(secret)]
+            client += [f"127.0.0.1:{options.port}", "--secret-file", str(self._secret)]
             client += ["--parent-pid", str(os.getpid())]
             beside = log_file and log_file.with_name(f"{log_file.stem}-client{log_file.suffix}")
             self.client = part(f"{name}-client", client, beside)
@@ -82,15 +90,22 @@ class Node:
         return [part.process for part in self.parts if part.process is not None]
 
     def has_joined(self) -> bool:
-        """Whether the SuperLink has taken it in since its last start."""
+        """Whether the SuperLink has accepted the node since its last start."""
         return self.pid is not None and JOINED in self.supernode.text(since_start=True)
 
+    def prepare(self) -> None:
+        """Make the folder, and a new secret between the SuperNode and its client."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        if self.options.warm:
+            write_secret(self._secret, os.urandom(32))
+
     def start(self) -> None:
+        self.prepare()
         for part in self.parts:
             part.start()
 
     def kill(self) -> int:
-        """`kill -9` of the SuperNode; it will be started again."""
+        """`kill -9` the SuperNode, which is then started again; returns its pid."""
         return self.supernode.kill()
 
     def stop(self) -> None:
@@ -102,7 +117,7 @@ class Node:
 
 
 def supernode_command(options: NodeOptions, secret: Path) -> list[str]:
-    """How the SuperNode is started; the executor of a warm one knows the secret."""
+    """The command line of a SuperNode; `secret` authenticates the client of a warm one."""
     if options.warm:
         command = [sys.executable, "-m", "latecomer.deploy.warm", "supernode"]
         command += ["--parent-pid", str(os.getpid())]
@@ -123,7 +138,7 @@ def supernode_command(options: NodeOptions, secret: Path) -> list[str]:
 
 
 def config_text(values: Mapping[str, Value]) -> str:
-    """Values as Flower's command line takes them: key=value, texts in quotes."""
+    """Values in the form of Flower's command line: key=value pairs, texts in quotes."""
 
     def shown(value: Value) -> str:
         if isinstance(value, bool):
@@ -133,3 +148,24 @@ def config_text(values: Mapping[str, Value]) -> str:
         return f'"{value}"' if isinstance(value, str) else repr(value)
 
     return " ".join(f"{key}={shown(value)}" for key, value in values.items())
+
+
+def warm_if_tested(requested: bool) -> bool:
+    """Whether nodes are warm: requested, and tested with the installed Flower (else a warning)."""
+    version = flower_version()
+    if requested and not is_known(version):
+        log.warning(
+            "warm nodes are not tested with flwr %s: stock nodes are used, "
+            "which take some seconds more for every task",
+            version,
+        )
+    return requested and is_known(version)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of loopback on which no process listens."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

@@ -1,4 +1,4 @@
-"""Which process is which: a pid alone may belong to somebody else by now."""
+"""Identity of processes: a pid with its start time, because pids are used again."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A pid and the moment at which that process began."""
+    """A pid and the start time of the process that had it."""
 
     pid: int
-    began: str
+    started: str
 
     def is_alive(self) -> bool:
-        return began(self.pid) == self.began
+        return start_time(self.pid) == self.started
 
     def send(self, number: int) -> None:
         """Send a signal, unless the process is gone."""
@@ -29,15 +29,15 @@ class Process:
                 os.kill(self.pid, number)
 
 
-def began(pid: int) -> str | None:
-    """When the process of this pid began, in a text to compare; None if there is none."""
+def start_time(pid: int) -> str | None:
+    """When the process with this pid started, as a comparable text; None if there is none."""
     if PROC.joinpath("self", "stat").exists():
         try:
             stat = PROC.joinpath(str(pid), "stat").read_text()
             boot = PROC.joinpath("sys", "kernel", "random", "boot_id").read_text().strip()
         except OSError:
             return None
-        # The name, in brackets, may hold anything; the state and 19 numbers on, the start in ticks.
+        # The name, in brackets, may contain anything; 20 fields after it is the start, in ticks.
         rest = stat.rpartition(")")[2].split()
         return None if rest[0] in "ZX" else f"{boot[:8]}-{rest[19]}"
     command = ["ps", "-o", "state=,lstart=", "-p", str(pid)]
@@ -47,29 +47,29 @@ def began(pid: int) -> str | None:
 
 def process(pid: int) -> Process | None:
     """The process that has this pid at present."""
-    start = began(pid)
-    return None if start is None else Process(pid, start)
+    started = start_time(pid)
+    return None if started is None else Process(pid, started)
 
 
 def with_variable(name: str, value: str) -> Iterator[Process]:
-    """The processes that were started with this variable in their environment.
+    """The processes that were started with this environment variable, by /proc.
 
-    Also those that have left their parent and its group. None where there is no /proc.
+    Includes processes that have left their parent and its group. Empty where there is no /proc.
     """
-    mark = f"{name}={value}".encode()
+    variable = f"{name}={value}".encode()
     for folder in PROC.glob("[0-9]*"):
         try:
-            marked = mark in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # gone, or not ours to look into
+            has_it = variable in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # gone, or of another user
             continue
         pid = int(folder.name)
-        found = process(pid) if marked and pid != os.getpid() else None
+        found = process(pid) if has_it and pid != os.getpid() else None
         if found is not None:
             yield found
 
 
 def command_of(one: Process) -> list[str]:
-    """What was called, where /proc tells."""
+    """The command line of a process, by /proc; empty if it cannot be read."""
     try:
         text = PROC.joinpath(str(one.pid), "cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -78,10 +78,10 @@ def command_of(one: Process) -> list[str]:
 
 
 def end(processes: Iterable[Process], timeout: float = 5.0) -> None:
-    """Ask them all to go, and kill those that have not gone by then."""
+    """Send SIGTERM to all, and SIGKILL to those that are alive after `timeout` seconds."""
     left = [one for one in processes if one.is_alive()]
     for one in left:
-        one.send(signal.SIGCONT)  # one that is stopped would not hear
+        one.send(signal.SIGCONT)  # a stopped process does not receive SIGTERM
         one.send(signal.SIGTERM)
     until = time.monotonic() + timeout
     while left and time.monotonic() < until:

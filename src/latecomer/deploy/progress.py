@@ -1,4 +1,4 @@
-"""How far a deployed run is, read from the files that its server writes."""
+"""Progress of a deployed run, read from the files that its server writes."""
 
 import csv
 import json
@@ -9,15 +9,15 @@ from pathlib import Path
 
 @dataclass
 class Progress:
-    """What the files of a run tell so far."""
+    """Counts and accuracy of a run so far, from its event log and metrics."""
 
     updates: int = 0
     versions: int = 0
     accuracy: float | None = None
-    lost: int = 0  # refused updates and tasks without an answer
+    lost: int = 0  # refused updates and failed tasks
     reason: str = ""  # of the last loss
     staleness: Counter[int] = field(default_factory=Counter)
-    by_device: Counter[str] = field(default_factory=Counter)
+    by_device: Counter[str] = field(default_factory=Counter)  # updates
 
     def line(self) -> str:
         shown = [f"{self.versions} versions", f"{self.updates} updates"]
@@ -33,51 +33,51 @@ class Progress:
 
 
 class RunReader:
-    """Reads what has been added to events.jsonl and metrics.csv since the last look."""
+    """Reads events.jsonl and metrics.csv of a run; each event is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.events, self.metrics = folder / "events.jsonl", folder / "metrics.csv"
-        self._forget()
+        self._reset()
 
     def read(self) -> Progress:
         try:
             if self.events.stat().st_size < self._read:
-                self._forget()  # a resumed run has cut the log back
+                self._reset()  # a resumed run has truncated the log
             with self.events.open("rb") as file:
                 file.seek(self._read)
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # it is being written
+                        break  # still being written
                     self._read += len(line)
-                    self._take(line)
+                    self._add(line)
         except FileNotFoundError:
             pass
         self.progress.accuracy = self._accuracy()
         return self.progress
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._read, self._names = 0, dict[int, str]()
         self.progress = Progress()
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         try:
             event = json.loads(line)
         except ValueError:
             return
-        told, device = self.progress, event.get("device")
+        progress, device = self.progress, event.get("device")
         match event.get("event"):
             case "introduction":
                 self._names[device] = str(event.get("name", device))
             case "arrival":
-                told.updates += 1
-                told.staleness[int(event.get("staleness") or 0)] += 1
-                told.by_device[self._names.get(device, str(device))] += 1
+                progress.updates += 1
+                progress.staleness[int(event.get("staleness") or 0)] += 1
+                progress.by_device[self._names.get(device, str(device))] += 1
             case "commit":
-                told.versions = max(told.versions, int(event.get("version", 0)))
+                progress.versions = max(progress.versions, int(event.get("version", 0)))
             case "drop" | "refusal":
-                told.lost += 1
+                progress.lost += 1
                 name = self._names.get(device, str(device))
-                told.reason = f"{name}: {event.get('reason', 'no reason given')}"
+                progress.reason = f"{name}: {event.get('reason', 'no reason given')}"
 
     def _accuracy(self) -> float | None:
         try:

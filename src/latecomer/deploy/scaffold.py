@@ -1,4 +1,4 @@
-"""`latecomer deploy new`: a Flower app with the user's model and data in it."""
+"""`latecomer deploy new`: writes a Flower app for a model and a data source."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ RESERVED = {"flwr", "latecomer", "torch", "test", "site"}
 
 
 def make_app(folder: Path, model: str, data: str) -> Iterator[str]:
-    """Make the app in a new or empty folder; says what to do with it."""
+    """Write the app to a new or empty folder; yields what to do with it, line by line."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: is not empty; name a new folder")
     name, package = names_for(folder.resolve().name)
@@ -43,7 +43,7 @@ def make_app(folder: Path, model: str, data: str) -> Iterator[str]:
 
 
 def names_for(folder: str) -> tuple[str, str]:
-    """The app's name and its package, of the folder's: Flower wants letters, digits, hyphens."""
+    """App name, of letters, digits and hyphens, and package name, both from the folder's name."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
     if not name or not name[0].isalpha():
         raise BadInput(f"{folder!r}: the folder's name must begin with a letter; it names the app")
@@ -52,7 +52,7 @@ def names_for(folder: str) -> tuple[str, str]:
 
 
 def parse_data(text: str) -> tuple[str, str]:
-    """A source and its path: NAME, NAME:PATH, or an .npz file."""
+    """The source and path in NAME, NAME:PATH or FILE.npz; no path is an empty text."""
     if text.endswith(".npz") and ":" not in text:
         return "npz", str(Path(text).resolve())
     source, _, path = text.partition(":")
@@ -67,7 +67,7 @@ def _shape_of(source: str, path: str) -> tuple[tuple[int, ...], int]:
 
 
 def _check_model(model: str, shape: tuple[int, ...], classes: int) -> Path | None:
-    """BadInput if it does not fit the data; the user's file that the app has to bring along."""
+    """BadInput if the model does not fit the data; the file of the model to copy into the app."""
     from latecomer.device.models import build_model
 
     build_model(model, shape, classes)
@@ -75,7 +75,7 @@ def _check_model(model: str, shape: tuple[int, ...], classes: int) -> Path | Non
         return None
     place = model.partition(":")[0]
     file = Path(inspect.getfile(inspect.unwrap(load_callable(model, "model")))).resolve()
-    # A module of an installed package is on every device already, a file from here is not.
+    # Devices have installed packages, but not a file of this folder.
     is_here = "." not in place and file == Path(f"{place}.py").resolve()
     if is_here and file.stem in APP_FILES:
         raise BadInput(f"model '{model}': the app has a {file.name} of its own; rename yours")

@@ -1,19 +1,13 @@
-"""`latecomer deploy node`: one supervised node in the foreground, as a service runs it."""
+"""`latecomer deploy node`: one supervised node in the foreground, to be run as a service."""
 
-import logging
 import os
 import re
 import signal
 import threading
 from pathlib import Path
 
-from latecomer.deploy.environment import flower_version
-from latecomer.deploy.local import free_ports, warm_warning
-from latecomer.deploy.node import Node, NodeOptions
-from latecomer.deploy.warm import is_known
+from latecomer.deploy.node import Node, NodeOptions, free_ports, warm_if_tested
 from latecomer.errors import BadInput
-
-log = logging.getLogger(__name__)
 
 PAIR = re.compile(r"""([A-Za-z][\w-]*)=("[^"]*"|'[^']*'|[^\s"']+)""")
 
@@ -28,7 +22,7 @@ def serve_node(
     port: int,
     folder: Path | None,
 ) -> None:
-    """Keep a node running until a signal ends it; then it leaves the federation in good order."""
+    """Run a node until SIGINT or SIGTERM, then disconnect it from the SuperLink."""
     config = read_config(node_config)
     host, colon, number = superlink.rpartition(":")
     has_port = bool(colon) and number.isdigit() and 0 < int(number) < 65536
@@ -39,9 +33,6 @@ def serve_node(
             raise BadInput(f"{option} {path}: no such file")
     if insecure and (key is not None or root_certificates is not None):
         raise BadInput("--insecure is without TLS: it takes no --key and no --root-certificates")
-    known = is_known(flower_version())
-    if warm and not known:
-        log.warning("%s", warm_warning())
     name = config.get("device-id", f"port-{port}" if port else "node")
     folder = folder or Path.home() / ".latecomer" / "nodes" / re.sub(r"[^\w.-]", "_", name)
     options = NodeOptions(
@@ -50,10 +41,10 @@ def serve_node(
         node_config.strip(),
         root_certificates.resolve() if root_certificates else None,
         key.resolve() if key else None,
-        warm and known,
+        warm_if_tested(warm),
         insecure,
     )
-    # What a device keeps, its privacy ledger among it, does not depend on how its node is run.
+    # The device state, with the privacy ledger, is found in the same place however a node is run.
     state = os.environ.get("LATECOMER_STATE", str(Path.home() / ".latecomer" / "devices"))
     home = os.environ.get("FLWR_HOME", str(folder.resolve() / "flower"))
     node = Node(
@@ -70,7 +61,7 @@ def serve_node(
 
 
 def read_config(text: str) -> dict[str, str]:
-    """The pairs of a node-config, as texts; BadInput if Flower would not understand it."""
+    """The key=value pairs of a node-config, as texts; BadInput if Flower cannot parse it."""
     if PAIR.sub("", text).strip():
         raise BadInput(
             f"--node-config {text!r}: write pairs with blanks between them, texts in quotes: "

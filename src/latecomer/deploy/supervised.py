@@ -1,4 +1,4 @@
-"""A process that is started again when it dies, a little later each time."""
+"""A process that is started again when it ends, with exponential back-off."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Seconds before a new start: twice as many each time, until one has lived `healthy` long."""
+    """Seconds before a restart, doubled by every end of a process within `healthy` seconds."""
 
     first: float = 1.0
     longest: float = 15.0
@@ -30,10 +30,11 @@ class BackOff:
 
 
 class Supervised:
-    """One command, its log, and a thread that starts it anew whenever it ends.
+    """One command, its log file, and a thread that starts it again whenever it ends.
 
-    It has a session of its own: Ctrl-C in the terminal reaches the supervisor alone, which then
-    ends everything in order.
+    The process gets a session of its own, so that Ctrl-C in the terminal reaches only the
+    supervisor, which then ends everything in order. Without a log file the process writes to the
+    output of the supervisor. `on_change` is called in the thread when a process starts or ends.
     """
 
     def __init__(
@@ -44,17 +45,13 @@ class Supervised:
         environment: Mapping[str, str],
         folder: Path,
         back_off: BackOff | None = None,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without a log file it writes where this process does.
-
-        `changed` is called in the thread whenever there is another process.
-        """
         self.name, self.command, self.log_file = name, list(command), log_file
-        self.environment, self.folder, self.changed = dict(environment), folder, changed
+        self.environment, self.folder, self.on_change = dict(environment), folder, on_change
         self.back_off = back_off or BackOff()
         self.starts = 0
-        self._said_before = 0
+        self._log_offset = 0
         self._popen: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
         self._stop = threading.Event()
@@ -63,22 +60,22 @@ class Supervised:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs at present."""
+        """The pid of the running process; None if none runs."""
         popen = self._popen
         return popen.pid if popen is not None and popen.returncode is None else None
 
     @property
     def process(self) -> Process | None:
-        """The same, safe to be remembered."""
+        """The running process, with its start time; None if none runs."""
         return self._process if self.pid is not None else None
 
     @property
     def exit_code(self) -> int | None:
-        """Of the last process that ended."""
+        """The exit code of the last process that ended."""
         return None if self._popen is None else self._popen.returncode
 
     def start(self) -> None:
-        """Start it and keep it running; after `stop` too."""
+        """Start the process and keep it running; also again after `stop`."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._stop.clear()
@@ -87,7 +84,7 @@ class Supervised:
         self._thread.start()
 
     def kill(self, signal_number: int = signal.SIGKILL) -> int:
-        """As a fault would: the supervisor will start it again. Says which pid it was."""
+        """Send a signal as a fault would, without a stop; returns the pid."""
         pid = self.pid
         if pid is None:
             raise ProcessLookupError(f"{self.name} does not run at present")
@@ -95,7 +92,7 @@ class Supervised:
         return pid
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End it and its children; it stays down."""
+        """End the process and its children, and do not start it again."""
         self._stop.set()
         if self._thread is None:
             return
@@ -106,12 +103,12 @@ class Supervised:
         self._thread.join(timeout)
 
     def text(self, since_start: bool = False) -> str:
-        """What it has said so far, or since its last start."""
+        """The log so far, or since the last start."""
         if self.log_file is None:
             return ""
         try:
             with self.log_file.open("rb") as file:
-                file.seek(self._said_before if since_start else 0)
+                file.seek(self._log_offset if since_start else 0)
                 return file.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
@@ -120,7 +117,7 @@ class Supervised:
         with self._lock, self._output() as output:
             if self._stop.is_set():
                 return
-            self._said_before = output.tell() if output is not None else 0
+            self._log_offset = output.tell() if output is not None else 0
             self._popen = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -132,7 +129,7 @@ class Supervised:
             )
             self._process = process(self._popen.pid)
             self.starts += 1
-        self.changed()
+        self.on_change()
 
     def _output(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
         if self.log_file is None:
@@ -145,7 +142,7 @@ class Supervised:
         while self._popen is not None:
             begun = time.monotonic()
             self._await_end(self._popen)
-            # What it has left behind; with its number still taken, it cannot be anybody else.
+            # Its children. The pid is not yet free, so the group cannot be another one.
             self._signal_group(signal.SIGKILL if self._stop.is_set() else signal.SIGTERM)
             with self._lock:
                 code = self._popen.wait()
@@ -156,13 +153,13 @@ class Supervised:
             wait = self.back_off.after(failures)
             failures += 1
             log.warning("%s ended with code %s; again in %.0f s", self.name, code, wait)
-            self.changed()
+            self.on_change()
             if self._stop.wait(wait):
                 return
             self._spawn()
 
     def _await_end(self, popen: "subprocess.Popen[bytes]") -> None:
-        """Until it has ended; it stays a zombie, so that its number is not given to another."""
+        """Wait for its end without reaping it, so that its pid is not used again."""
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
             return
@@ -170,7 +167,7 @@ class Supervised:
             time.sleep(0.1)
 
     def _signal_group(self, number: int) -> None:
-        """To the process and its children, unless it has been waited for."""
+        """Send a signal to the process and its children, unless it was reaped."""
         with self._lock:
             if self._popen is not None and self._popen.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,11 +1,11 @@
-"""Warm nodes: a SuperNode that asks more often, and a client that stays.
+"""Warm nodes: a SuperNode with a shorter poll interval, and a permanent client process.
 
-A stock SuperNode starts a new process for every message, which imports torch and reads the data
-again, and sleeps 3 s between two questions. Here the process stays, and who has just been busy asks
-again soon; an idle node asks as seldom as a stock one.
+A stock SuperNode polls every 3 s and starts a new process for every message, which imports torch
+and reads the data again. A warm node keeps one client process and polls often after work; an idle
+one polls as rarely as a stock node.
 
-This is the only file that uses what Flower does not promise to keep: it knows the versions below,
-and whoever calls it asks `is_known` first. It is run as a program, once for each half of a node.
+Uses private parts of Flower, of the versions in KNOWN; callers check `is_known` first. Runs as a
+program, once for each half of a node.
 """
 
 import argparse
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 KNOWN = ("1.41",)
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-WAIT_FOR_REPLY = 0.05  # where a stock node sleeps 0.5 s
-AWAY = 0.5
-LONGEST_TRY = 120.0
+REPLY_SECONDS = 0.05  # between two looks for the client's reply; a stock node takes 0.5 s
+RETRY_SECONDS = 0.5  # after a failed connection
+MAX_RETRY_SECONDS = 120.0
 
 
 def is_known(version: str) -> bool:
@@ -33,14 +33,14 @@ def is_known(version: str) -> bool:
     return ".".join(version.split(".")[:2]) in KNOWN
 
 
-class Haste:
-    """Seconds to the next question: few after work, then more and more."""
+class PollInterval:
+    """Seconds to the next poll: `shortest` after work, then growing by `growth` to `longest`."""
 
     def __init__(self, shortest: float, longest: float, growth: float = 1.3) -> None:
         self.shortest, self.longest, self.growth = shortest, longest, growth
         self._next = shortest
 
-    def worked(self) -> None:
+    def reset(self) -> None:
         self._next = self.shortest
 
     def wait(self) -> float:
@@ -49,22 +49,22 @@ class Haste:
 
 
 def supernode(arguments: Sequence[str]) -> None:
-    """`flower-supernode` with other sleeps, which ends with its supervisor."""
+    """Run `flower-supernode` with other poll intervals, until its supervisor ends."""
     import flwr.supernode.start_client_internal as loop
     from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    haste = Haste(0.1, 3.0)
+    interval = PollInterval(0.1, 3.0)
 
     def sleep(seconds: float) -> None:
-        if seconds < 1.0:  # it waits for the client, so there is work
-            haste.worked()
-            time.sleep(WAIT_FOR_REPLY)
+        if seconds < 1.0:  # waiting for the client: there is work
+            interval.reset()
+            time.sleep(REPLY_SECONDS)
         else:
-            time.sleep(haste.wait())
+            time.sleep(interval.wait())
 
     vars(loop)["time"] = SimpleNamespace(sleep=sleep)
-    vars(loop)["_pull_and_store_message"] = tidy(loop._pull_and_store_message)
+    vars(loop)["_pull_and_store_message"] = cleaning_up(loop._pull_and_store_message)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--parent-pid", type=int)
     ours, theirs = parser.parse_known_args(arguments)
@@ -74,17 +74,17 @@ def supernode(arguments: Sequence[str]) -> None:
     flower_supernode()
 
 
-def tidy(receive: Callable[..., int | None]) -> Callable[..., int | None]:
-    """How a SuperNode receives a message, without leftovers when the run ends meanwhile.
+def cleaning_up(receive: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The function that receives a message, made to clean up when the run ends meanwhile.
 
-    Flower tidies up after an `Exception`, and the end of a run is none. A task that it leaves
-    behind is answered in the end, if only with an error. The SuperNode, which does not look whose
-    reply it is, takes that for the reply to a later message, and from then on every reply waits in
-    the node for the next message to come.
+    Flower cleans up after an `Exception`, but the end of a run raises a `BaseException`. The task
+    that is left over gets an error reply. The SuperNode does not check to which message a reply
+    belongs, takes it for the reply to a later message, and from then on every reply stays in the
+    node until the next message comes.
     """
     from flwr.supercore.run import RunNotRunningException
 
-    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+    def translating(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*given: Any) -> Any:
             try:
                 return call(*given)
@@ -98,26 +98,29 @@ def tidy(receive: Callable[..., int | None]) -> Callable[..., int | None]:
     ) -> int | None:
         run = receive(
             state=state,
-            pull_object=failing(pull_object),
-            confirm_message_received=failing(confirm_message_received),
+            pull_object=translating(pull_object),
+            confirm_message_received=translating(confirm_message_received),
             **others,
         )
         if run is None:
-            state.delete_messages()  # the client may have been quick, and have replied already
+            state.delete_messages()  # the client may already have replied
         return run
 
     return received
 
 
 class Executor:
-    """Takes task after task from its SuperNode and performs them in this process."""
+    """Takes tasks from its SuperNode, one after another, and runs them in this process.
+
+    parent: pid of the supervisor, with which it ends.
+    secret: file with the secret that authenticates it to the SuperNode.
+    """
 
     def __init__(self, address: str, parent: int | None, secret: str | None) -> None:
-        """`secret` is the file with what the SuperNode knows its executor by."""
         self.address, self.parent, self.secret = address, parent, secret
         self.app: ClientApp | None = None
         self.fab = ""
-        self.haste = Haste(0.03, 1.0)
+        self.interval = PollInterval(0.03, 1.0)
 
     def run(self, token: str = "", fab: str = "") -> None:
         import httpx
@@ -129,21 +132,21 @@ class Executor:
             try:
                 token, fab = (token, fab) if token else self._acquire(asking)
             except httpx.HTTPError:
-                time.sleep(AWAY)  # the SuperNode is being started
+                time.sleep(RETRY_SECONDS)  # the SuperNode is starting
                 continue
             if not token:
-                time.sleep(self.haste.wait())
+                time.sleep(self.interval.wait())
                 continue
             if self.fab and fab != self.fab:
-                self._begin_anew(token, fab)
+                self._restart(token, fab)
             self._perform(token, fab)
             token = ""
-            self.haste.worked()
+            self.interval.reset()
 
     def _client(self, token: str = "") -> Any:
-        """Asks the SuperNode; one that holds a token has an answer to bring, and keeps trying.
+        """An HTTP client for the SuperNode; with a task's token, it retries failed connections.
 
-        A node that was stopped for a while resets the connections of that time.
+        A SuperNode process that was stopped for a while resets its connections.
         """
         import httpx
         from flwr.supercore.interceptors import (
@@ -158,11 +161,13 @@ class Executor:
         if token:
             parts.append(RuntimeTokenHttpInterceptor(token))
         elif self.secret is not None:
-            known_by = Path(self.secret).read_bytes()
+            secret = Path(self.secret).read_bytes()
             parts.append(
-                SuperExecAuthHttpInterceptor(master_secret=known_by, protected_methods=[ACQUIRE])
+                SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE])
             )
-        again = RetryInvoker(lambda: constant(AWAY), httpx.TransportError, None, LONGEST_TRY)
+        again = RetryInvoker(
+            lambda: constant(RETRY_SECONDS), httpx.TransportError, None, MAX_RETRY_SECONDS
+        )
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,
@@ -182,8 +187,8 @@ class Executor:
             return "", ""
         return answer.token, answer.task.fab_hash
 
-    def _begin_anew(self, token: str, fab: str) -> None:
-        """Another app, or another version of it: its modules may have the names of the old ones."""
+    def _restart(self, token: str, fab: str) -> None:
+        """Restart for another app or version, whose modules may have the names of loaded ones."""
         given = [] if self.parent is None else ["--parent-pid", str(self.parent)]
         if self.secret is not None:
             given += ["--secret-file", self.secret]
@@ -191,7 +196,7 @@ class Executor:
         os.execv(sys.executable, [*command, "--token", token, "--fab", fab])
 
     def _perform(self, token: str, fab: str) -> None:
-        """One task, as Flower's own `run_clientapp` does it, but for the end of the process."""
+        """Run one task as Flower's `run_clientapp` does, without the end of the process."""
         from flwr.app import Error, Message
         from flwr.supercore import log
         from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -202,19 +207,19 @@ class Executor:
         )
 
         client = self._client(token)
-        heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         message = context = reply = None
         status, details = "failed", "the client could not be run"
         try:
-            heart.start()
+            heartbeat.start()
             message, context, run, archive = pull_task_input(client)
             if self.app is None:
-                # Even if it fails: a mended app must not meet the modules of this one.
+                # Even if loading fails: a corrected app must not find the modules of this one.
                 self.fab = fab
                 self.app = load(run, archive)
             reply = self.app(message=message, context=context)
             status, details = "completed", ""
-        except (Exception, SystemExit) as error:  # a client that calls exit() must not end ours
+        except (Exception, SystemExit) as error:  # also if the client calls exit()
             details = f"{type(error)}:<'{error}'>"
             if message is None:
                 log(INFO, "a task came without its message, its run may be over: %s", error)
@@ -225,16 +230,16 @@ class Executor:
             if reply is not None and context is not None:
                 push_message(client, reply, context)
             push_task_output(client=client, context=context, sub_status=status, details=details)
-        except Exception as error:  # the run may be over, or the SuperNode gone
+        except Exception as error:  # the run may have ended, or the SuperNode
             log(ERROR, "the reply could not be handed over: %s", error)
         finally:
-            if heart.is_running:
-                heart.stop()
+            if heartbeat.is_running:
+                heartbeat.stop()
             client.close()
 
 
 def load(run: Any, archive: Any) -> "ClientApp":
-    """The app of the run, installed and imported."""
+    """Install and import the ClientApp of a run."""
     from flwr.cli.install import install_from_fab
     from flwr.clientapp.utils import get_load_client_app_fn
 
