@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from latecomer.core.messages import ServingSettings
 from latecomer.device.deployed_model import FILE, load_deployed_model, save_deployed_model
+from latecomer.device.disk import replace_file
 from latecomer.device.flat import flat_model
 from latecomer.device.networks import build_networks
-from latecomer.device.personalisation import class_prior_offset
+from latecomer.device.personalisation import prior_shift
 from latecomer.errors import BadInput
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
@@ -32,29 +34,29 @@ def trained(params, labels=LABELS):
     return params
 
 
-def test_told_nothing_it_is_the_model_as_sent(tmp_path):
+def test_without_settings_it_is_the_model_of_the_task(tmp_path):
     params = kept(tmp_path, ServingSettings(), torch.ones(MODEL.layout.size))
     assert torch.equal(
         load_deployed_model(tmp_path, MODEL, MINE, LABELS)(X), MODEL.logits(params, X).detach()
     )
 
 
-def test_its_change_its_mix_and_the_servers_offset_by_hand(tmp_path):
+def test_interpolation_prior_correction_and_output_bias_by_hand(tmp_path):
     change = 2 * (trained(MODEL.init(1)) - MODEL.init(1))
     use = ServingSettings(0.5, 1.0, class_prior=(0.5, 0.25, 0.25), output_bias=(0.0, 1.0, -1.0))
     params = kept(tmp_path, use, change)
     found = load_deployed_model(tmp_path, MODEL, MINE, LABELS)
     offset = torch.tensor([0.0, 1.0, -1.0])
-    offset = offset + class_prior_offset(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
+    offset = offset + prior_shift(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
     tried = [params + part * change for part in (0.0, 0.125, 0.25, 0.5)]
     wrong = [int(((MODEL.logits(p, MINE) + offset).argmax(1) != LABELS).sum()) for p in tried]
     assert min(wrong) < wrong[0]
     best = tried[wrong.index(min(wrong))]
     assert torch.allclose(found(X), MODEL.logits(best, X) + offset)
-    assert found.use == use
+    assert found.settings == use
 
 
-def test_a_change_that_serves_its_examples_worse_is_left_out(tmp_path):
+def test_an_update_that_raises_the_training_errors_is_left_out(tmp_path):
     right = trained(MODEL.init(1))
     save_deployed_model(
         tmp_path, right, trained(right, (LABELS + 1) % 3) - right, "", ServingSettings(1.0)
@@ -62,12 +64,12 @@ def test_a_change_that_serves_its_examples_worse_is_left_out(tmp_path):
     assert torch.equal(load_deployed_model(tmp_path, MODEL, MINE, LABELS).params, right)
 
 
-def test_shares_of_other_classes_are_not_counted(tmp_path):
+def test_a_prior_of_other_classes_is_ignored(tmp_path):
     params = kept(
         tmp_path,
         ServingSettings(prior_correction=1.0, class_prior=(0.5, 0.5), output_bias=(9.0, -9.0)),
     )
-    expected = MODEL.logits(params, X) + class_prior_offset(LABELS, 3)
+    expected = MODEL.logits(params, X) + prior_shift(LABELS, 3)
     assert torch.allclose(load_deployed_model(tmp_path, MODEL, MINE, LABELS)(X), expected)
 
 
@@ -80,12 +82,15 @@ def test_a_narrower_network_is_found_again(tmp_path):
     )
 
 
-def test_what_cannot_be_used_is_told_in_one_line(tmp_path):
+def test_a_model_that_cannot_be_used_gives_one_line(tmp_path):
     with pytest.raises(BadInput, match="has not finished a task"):
         load_deployed_model(tmp_path, MODEL, MINE, LABELS)
     kept(tmp_path, ServingSettings())
     with pytest.raises(BadInput, match="of another network"):
         load_deployed_model(tmp_path, flat_model("mlp", (4,), 3, (6,)), MINE, LABELS)
+    replace_file(tmp_path / FILE, save({"params": torch.zeros(1)}, {"told": "{}"}))
+    with pytest.raises(BadInput, match="format 1, this version reads 2; the device's next task"):
+        load_deployed_model(tmp_path, MODEL, MINE, LABELS)
     (tmp_path / FILE).write_bytes(b"nothing")
     with pytest.raises(BadInput, match="damaged"):
         load_deployed_model(tmp_path, MODEL, MINE, LABELS)

@@ -170,7 +170,7 @@ def test_while_data_grow_nobody_changes_sides():
 
 def test_a_device_of_one_class_is_not_badly_served_by_a_model_that_doubts():
     x, y = rows([0.4, 0.5, 0.1]).repeat(8, 1), torch.zeros(8, dtype=torch.int64)
-    as_sent, as_used = (feedback(MIRROR, SAME, x, y, mix) for mix in (0.0, 1.0))
-    assert (as_sent["error"], as_used["error"]) == (1.0, 0.0)
-    assert as_used["soft_0"] == as_sent["soft_0"]
-    assert as_used["feedback"] == as_sent["feedback"]
+    plain, corrected = (feedback(MIRROR, SAME, x, y, factor) for factor in (0.0, 1.0))
+    assert (plain["error"], corrected["error"]) == (1.0, 0.0)
+    assert corrected["soft_0"] == plain["soft_0"]
+    assert corrected["feedback"] == plain["feedback"]

@@ -63,11 +63,11 @@ def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, unt
         answer = agent.answer(encode_go_on(GoOn("s-0", 2)))
     delta = decode_update(answer, task, "s-0").delta
     own = an_agent(tmp_path).load_deployed_model()
-    assert own.use == use
+    assert own.settings == use
     tried = [task.params + part * delta for part in (0.0, 0.125, 0.25, 0.5)]
     assert any(torch.equal(own.params, params) for params in tried)
     asked(agent, "s-1")  # of a server that says nothing of it
-    assert an_agent(tmp_path).load_deployed_model().use == ServingSettings()
+    assert an_agent(tmp_path).load_deployed_model().settings == ServingSettings()
 
 
 def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
@@ -82,7 +82,7 @@ def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
     )
     assert decode_update(answer, task, "s-0").choice == 1
     own = agent.load_deployed_model()
-    assert own.use == ServingSettings(0.0, 1.0)
+    assert own.settings == ServingSettings(0.0, 1.0)
     assert torch.equal(own.params, good)
 
 

@@ -80,7 +80,7 @@ def test_a_shift_is_measured_on_shifted_labels(tiny: MakeConfig) -> None:
     begin = experiment.config.data.drift.begin * experiment.epoch_seconds
     assert experiment.config.data.drift.begin == 3  # half of the 6 epochs of 60 updates
     server, evaluator = experiment.server(), Evaluator(experiment)
-    before, after = (evaluator.on_devices(server, t) for t in (0.0, begin))
+    before, after = (evaluator.local_test(server, t) for t in (0.0, begin))
     assert before.mean != after.mean
     renamed = (experiment.test_of(0, 0.0).y + 1) % 10
     assert experiment.test_of(0, begin).y.tolist() == renamed.tolist()

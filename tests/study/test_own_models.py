@@ -12,7 +12,7 @@ from latecomer.core.strategy import ServerView
 from latecomer.core.submodel import take
 from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
-from latecomer.device.personalisation import class_prior_offset
+from latecomer.device.personalisation import prior_shift
 from latecomer.strategies.parts.labels import output_bias
 from latecomer.study.config import Config
 from latecomer.study.evaluate import Evaluator
@@ -62,7 +62,7 @@ def experiment(tiny: MakeConfig, request: pytest.FixtureRequest) -> Experiment:
 def measured(experiment: Experiment, own: Own | None) -> dict[int, float]:
     server = experiment.server()
     server.strategy = replace(server.strategy, own=own)
-    return dict(Evaluator(experiment).on_devices(server).each)
+    return dict(Evaluator(experiment).local_test(server).each)
 
 
 def test_where_nothing_is_kept_and_no_mix_allowed_for_it_is_the_model_as_sent(
@@ -97,7 +97,7 @@ def test_a_device_is_measured_with_its_own_change_and_its_own_mix(experiment: Ex
         network = experiment.networks(submodel)
         assert network is not None
         test, train = experiment.test_of(device), experiment.train_of(device)
-        sent, offset = take(head, submodel), class_prior_offset(train.y, 10)
+        sent, offset = take(head, submodel), prior_shift(train.y, 10)
         change = changes.get(device, torch.zeros(len(sent)))
         tried = [sent + share * change for share in (0.0, 0.125, 0.25, 0.5)]
         with torch.no_grad():
@@ -128,6 +128,6 @@ def test_it_is_the_calibrated_model_that_is_measured(experiment: Experiment) -> 
     test = experiment.central_test()
     central = Evaluator(experiment).central(server)
     assert central.accuracy == pytest.approx((test.y == 3).double().mean().item())
-    each = Evaluator(experiment).on_devices(server).each
+    each = Evaluator(experiment).local_test(server).each
     right = {d: (experiment.test_of(d).y == 3).double().mean().item() for d in each}
     assert each == pytest.approx(right)

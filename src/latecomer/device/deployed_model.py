@@ -1,10 +1,9 @@
-"""The model that a device uses between its tasks: the last it was sent, made its own.
+"""The deployed model of a device: the model of its last task, stored on disk and personalised.
 
-It lies beside the rest of the device's state, so that any program on the device may use it.
+It lies in the device's state folder, so that any program on the device can load it between tasks.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,42 +17,42 @@ from latecomer.core.messages import ServingSettings
 from latecomer.device.disk import replace_file, unshared
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
-from latecomer.device.personalisation import interpolated_params, prior_correction, training_errors
+from latecomer.device.personalisation import personalise
 from latecomer.errors import BadInput
 
 FILE = "model.safetensors"
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeployedModel:
-    """Gives the logits of examples as this device takes them, which adds `offset` to them."""
+    """Maps examples to logits: those of `network` at `params`, plus `output_bias`."""
 
     network: FlatModel
     params: Tensor
-    use: ServingSettings
-    offset: Tensor
+    settings: ServingSettings
+    output_bias: Tensor
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        return self.network.logits(self.params, x) + self.offset
+        return self.network.logits(self.params, x) + self.output_bias
 
 
 def save_deployed_model(
-    folder: Path, params: Tensor, change: Tensor | None, submodel: str, use: ServingSettings
+    folder: Path, params: Tensor, update: Tensor | None, submodel: str, settings: ServingSettings
 ) -> None:
-    """Put down the model that was sent, and what the device's training has changed in it."""
-    told = {"submodel": submodel, "use": asdict(use)}
-    tensors = {"params": params} | ({} if change is None else {"change": change})
-    replace_file(folder / FILE, save(unshared(tensors), {"told": json.dumps(told)}))
+    """Store the model of a task, the delta of training it (or None) and the serving settings."""
+    document = {"format": FORMAT, "submodel": submodel, "settings": asdict(settings)}
+    tensors = {"params": params} | ({} if update is None else {"update": update})
+    replace_file(folder / FILE, save(unshared(tensors), {"model": json.dumps(document)}))
 
 
-@torch.no_grad()
 def load_deployed_model(
     folder: Path, networks: FlatModel | Networks, x: Tensor, y: Tensor
 ) -> DeployedModel:
-    """What the device of this state folder, with these examples, uses.
+    """The model stored in `folder`, personalised with the device's training examples (x, y).
 
-    BadInput if it has not been sent a model yet.
+    BadInput if there is none, or if it does not belong to these networks.
     """
     networks = networks if isinstance(networks, Networks) else Networks(networks)
     path = folder / FILE
@@ -61,33 +60,26 @@ def load_deployed_model(
         raise BadInput(f"{path}: this device has not finished a task yet")
     try:
         with safe_open(path, framework="pt") as file:
-            told = json.loads(file.metadata()["told"])
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        network = networks.named(told["submodel"])
-        use = ServingSettings(**{name: _frozen(value) for name, value in told["use"].items()})
-        sent = tensors["params"]
+        document = json.loads(metadata.get("model", '{"format": 1}'))
+        if document["format"] != FORMAT:
+            raise BadInput(
+                f"{path}: format {document['format']}, this version reads {FORMAT};"
+                " the device's next task replaces it"
+            )
+        network = networks.named(document["submodel"])
+        settings = ServingSettings(**{k: _frozen(v) for k, v in document["settings"].items()})
+        params = tensors["params"]
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        if isinstance(error, BadInput):
+            raise
         raise BadInput(f"{path}: the model is damaged: {error}") from error
-    if network is None or network.layout.size != sent.numel():
-        raise BadInput(f"{path}: the model of {sent.numel():,} parameters is of another network")
-    expected = _shares(use.class_prior, 1.0, network)
-    offset = _shares(use.output_bias, 0.0, network)
-    offset = offset + prior_correction(y, network.num_classes, use.prior_correction, expected)
-    errors = training_errors(network.logits, x, y, offset)
-    return DeployedModel(
-        network,
-        interpolated_params(sent, tensors.get("change"), use.interpolation, errors),
-        use,
-        offset,
-    )
+    if network is None or network.layout.size != params.numel():
+        raise BadInput(f"{path}: the model of {params.numel():,} parameters is of another network")
+    found = personalise(network, params, settings, tensors.get("update"), x, y)
+    return DeployedModel(network, found.params, settings, found.output_bias)
 
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _shares(values: Sequence[float], otherwise: float, network: FlatModel) -> Tensor:
-    """One value per class; where there are none, or of other classes, the same for all."""
-    if len(values) != network.num_classes:
-        return torch.full((network.num_classes,), otherwise)
-    return torch.tensor(values)

@@ -1,4 +1,4 @@
-"""What a device tells of how well a model fits its data.
+"""Metrics of an update that describe how well the model fits the device's data.
 
 Li et al. 2024 (EchoPFL), section 4.3.1.
 """
@@ -6,23 +6,24 @@ Li et al. 2024 (EchoPFL), section 4.3.1.
 import torch
 from torch import Tensor
 
+from latecomer.core.messages import ServingSettings
 from latecomer.device.flat import FlatModel
-from latecomer.device.personalisation import prior_corrected_logits
+from latecomer.device.personalisation import output_bias
 
 EVALUATED_AT_ONCE = 4096  # examples
 
 
 @torch.no_grad()
 def feedback(
-    model: FlatModel, params: Tensor, x: Tensor, y: Tensor, mix: float = 0.0
+    model: FlatModel, params: Tensor, x: Tensor, y: Tensor, prior_correction: float = 0.0
 ) -> dict[str, float]:
-    """The device's judgement of the model at `params`, as metrics of an update.
+    """Metrics of the model at `params` on the examples (x, y).
 
-    "feedback": chi-squared of the predicted against the actual label frequencies, times the
+    "feedback": chi-squared of the predicted against the actual label frequencies, times the mean
     variance of the soft labels (Eq. 3), which is small for an untrained model. "error": the share
-    of examples that are predicted wrongly, of which frequencies alone tell nothing; with `mix` as
-    the device would predict them. Per class, "soft_0" ...: the mean soft label p, "share_0" ...:
-    how often it is, "sway_0" ...: the mean of p (1 - p).
+    of misclassified examples, after a label-shift correction by the factor `prior_correction`. Per
+    class, "soft_0" ...: mean soft label p, "share_0" ...: label frequency, "sway_0" ...: mean of
+    p (1 - p).
     """
     outputs = [model.logits(params, part) for part in torch.split(x, EVALUATED_AT_ONCE)]
     logits = torch.cat(outputs).double()
@@ -30,20 +31,21 @@ def feedback(
     predicted, classes = soft.argmax(1), soft.shape[1]
     spread = soft.var(1, correction=0).mean().item()
     chi2 = chi_squared(frequencies(predicted, classes), frequencies(y, classes))
-    wrong = (prior_corrected_logits(logits, y, mix).argmax(1) != y).double().mean().item()
-    told = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
+    bias = output_bias(ServingSettings(prior_correction=prior_correction), y, classes)
+    wrong = ((logits + bias).argmax(1) != y).double().mean().item()
+    found = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
     per_class = {
         "soft": soft.mean(0),
         "share": torch.bincount(y, minlength=classes) / len(y),
         "sway": (soft * (1 - soft)).mean(0),
     }
     for name, values in per_class.items():
-        told |= {f"{name}_{j}": value for j, value in enumerate(values.tolist())}
-    return told
+        found |= {f"{name}_{j}": value for j, value in enumerate(values.tolist())}
+    return found
 
 
 def frequencies(labels: Tensor, classes: int) -> Tensor:
-    """How frequent each class is; every one is given an example more, so that none has 0."""
+    """Class frequencies with one example added to every class, so that none is 0."""
     counts = torch.bincount(labels, minlength=classes).double() + 1
     return counts / counts.sum()
 

@@ -1,92 +1,127 @@
-"""How a device makes the model it was sent its own before it uses it. It sends nothing for that.
+"""Personalisation of a model on a device, from the device's training examples and last update.
 
-A model that serves many says too seldom what is frequent here. A device knows its class mix, and by
-Bayes' rule the logits want log(share here / share the model expects) added (Saerens et al. 2002).
-It also has the change that it last trained: put on top of a newer model, a part of it tells of the
-person or the place. It tries on its own examples how large a part serves it: a change that is old,
-or from before its world changed, may serve it worse than none.
+Label-shift correction adds log(p_device / p_model) to the logits, where p_device are the class
+frequencies of the device and p_model those that the model predicts (Saerens et al. 2002).
+Interpolation adds a share of the device's last update to the parameters: the share with the fewest
+errors on the device's training examples. Nothing of it leaves the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# How many examples' worth of trust there is in what the model expects: one of these fits best.
-TRUST = tuple(0.1 * 2.0**i for i in range(20))
-LEAST = 1e-3  # share that a model expects of every class at least
-PARTS = (0.0, 0.25, 0.5, 1.0)  # of what may be kept
-TRIED = 256  # examples on which a device tries what to keep, at most
+from latecomer.core.messages import ServingSettings
+from latecomer.device.flat import FlatModel
+
+# Weights of the prior in examples, of which the one with the largest evidence is used.
+PRIOR_WEIGHTS = tuple(0.1 * 2.0**i for i in range(20))
+MIN_CLASS_PRIOR = 1e-3  # lower bound on every p_model before they are normalised
+SHARES = (0.0, 0.25, 0.5, 1.0)  # of `ServingSettings.interpolation`, compared by training errors
+MAX_EXAMPLES = 256  # training examples on which the shares are compared
 
 
-def class_prior_offset(labels: Tensor, classes: int, expected: Tensor | None = None) -> Tensor:
-    """What is to be added to the logits on a device with these labels.
+class Personalised(NamedTuple):
+    """A device's parameters, and what it adds to the logits, one value per class."""
 
-    `expected` are the shares of the classes for which the model was made; None is all alike.
+    params: Tensor
+    output_bias: Tensor
+
+
+@torch.no_grad()
+def personalise(
+    network: FlatModel,
+    params: Tensor,
+    settings: ServingSettings,
+    update: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+) -> Personalised:
+    """The model `params` as a device with the training examples (x, y) uses it.
+
+    `update` is the delta of the device's last training, None if it has none.
     """
-    counts = torch.bincount(labels, minlength=classes).double()
-    usual = torch.ones(classes) if expected is None else expected.clamp_min(LEAST)
-    usual = (usual / usual.sum()).double()
-    trusts = torch.tensor(TRUST, dtype=counts.dtype)
-    trust = trusts[_evidence(counts, trusts[:, None] * usual).argmax()]
-    share = (counts + trust * usual) / (counts.sum() + trust)
-    return (share / usual).log().float()
+    bias = output_bias(settings, y, network.num_classes)
+    if not settings.interpolation:
+        return Personalised(params, bias)
+    errors = training_errors(network.logits, x, y, bias)
+    return Personalised(interpolated(params, update, settings.interpolation, errors), bias)
+
+
+def output_bias(settings: ServingSettings, labels: Tensor, num_classes: int) -> Tensor:
+    """`settings.output_bias` + `settings.prior_correction` * log(p_device / p_model), per class.
+
+    A class prior or output bias of another number of classes is ignored.
+    """
+    bias = _per_class(settings.output_bias, num_classes, torch.float32)
+    found = torch.zeros(num_classes) if bias is None else bias
+    if not settings.prior_correction:
+        return found
+    prior = _per_class(settings.class_prior, num_classes, torch.float64)
+    return found + settings.prior_correction * prior_shift(labels, num_classes, prior)
+
+
+def prior_shift(labels: Tensor, num_classes: int, class_prior: Tensor | None = None) -> Tensor:
+    """log(p_device / p_model) per class; `class_prior` is p_model, None is uniform.
+
+    p_device = (n_c + t p_model) / (n + t) with the counts n_c of `labels`. t, the weight of the
+    prior in examples, is the one of `PRIOR_WEIGHTS` that maximises the likelihood of the counts.
+    """
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    prior = torch.ones(num_classes) if class_prior is None else class_prior
+    prior = prior.clamp_min(MIN_CLASS_PRIOR)
+    prior = (prior / prior.sum()).double()
+    weights = torch.tensor(PRIOR_WEIGHTS, dtype=counts.dtype)
+    weight = weights[_evidence(counts, weights[:, None] * prior).argmax()]
+    frequency = (counts + weight * prior) / (counts.sum() + weight)
+    return (frequency / prior).log().float()
 
 
 def _evidence(counts: Tensor, priors: Tensor) -> Tensor:
-    """The log-likelihood of the counts if their mix is drawn from Dirichlet(prior), for each."""
+    """Log-likelihood of `counts` under a Dirichlet-multinomial, for each row of `priors`."""
     sums = priors.sum(1)
     each = torch.lgamma(priors + counts) - torch.lgamma(priors)
     return torch.lgamma(sums) - torch.lgamma(sums + counts.sum()) + each.sum(1)
 
 
-def prior_correction(
-    labels: Tensor, classes: int, mix: float, expected: Tensor | None = None
-) -> Tensor | float:
-    """`mix` of what a device with these labels adds to the logits; 0 leaves them as they are."""
-    return mix * class_prior_offset(labels, classes, expected) if mix else 0.0
+def _per_class(values: Sequence[float], num_classes: int, dtype: torch.dtype) -> Tensor | None:
+    return torch.tensor(values, dtype=dtype) if len(values) == num_classes else None
 
 
-def prior_corrected_logits(
-    logits: Tensor, labels: Tensor, mix: float, expected: Tensor | None = None
+def interpolated(
+    params: Tensor, update: Tensor | None, interpolation: float, errors: Callable[[Tensor], int]
 ) -> Tensor:
-    """The logits as a device with these labels takes them; `mix` 0 leaves them as they are."""
-    return logits + prior_correction(labels, logits.shape[-1], mix, expected) if mix else logits
+    """params + s * interpolation * update for the s of `SHARES` with the fewest `errors`.
 
-
-def interpolated_params(
-    params: Tensor, change: Tensor | None, keep: float, errors: Callable[[Tensor], int]
-) -> Tensor:
-    """A newer model with a part of what the device's own training last changed.
-
-    At most the share `keep`, and the smallest part with the fewest `errors` (`training_errors`).
+    The smallest s wins a tie. Without an update of the same size, `params` itself.
     """
-    if not keep or change is None or change.numel() != params.numel():
+    if update is None or update.numel() != params.numel():
         return params
-    found = [torch.add(params, change, alpha=part * keep) if part else params for part in PARTS]
+    found = [torch.add(params, update, alpha=s * interpolation) if s else params for s in SHARES]
     return min(found, key=errors)
 
 
-def some_of(x: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """At most so many of the examples, always the same ones."""
-    if len(y) <= most:
-        return x, y
-    chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:most]
-    return x[chosen], y[chosen]
-
-
 def training_errors(
-    logits: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, offset: Tensor | float
+    logits: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, bias: Tensor
 ) -> Callable[[Tensor], int]:
-    """How many of a device's own examples a model has wrong: some of them, always the same ones.
+    """The number of misclassified training examples as a function of the parameters.
 
-    `logits` gives the outputs of a model on examples, to which the device adds `offset`.
+    It counts on a fixed subsample of `MAX_EXAMPLES`. An output that is not finite is an error.
     """
-    x, y = some_of(x, y, TRIED)
+    x, y = subsample(x, y, MAX_EXAMPLES)
 
     def errors(params: Tensor) -> int:
-        outputs = logits(params, x) + offset
+        outputs = logits(params, x) + bias
         right = (outputs.argmax(1) == y) & outputs.isfinite().all(1)
         return len(y) - int(right.sum())
 
     return errors
+
+
+def subsample(x: Tensor, y: Tensor, max_examples: int) -> tuple[Tensor, Tensor]:
+    """At most `max_examples` of the examples, drawn with a fixed seed."""
+    if len(y) <= max_examples:
+        return x, y
+    chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:max_examples]
+    return x[chosen], y[chosen]

@@ -1,169 +1,142 @@
-"""Evaluation: the model that each device would use, on central and on the devices' own data."""
+"""Evaluation of a server's models: on the central test set, and on each device's test part.
+
+Test parts are used for scores only. Personalisation uses the training part of a device, early
+stopping the validation parts (`tests/study/test_leak.py`).
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latecomer.core.messages import ServingSettings
 from latecomer.core.server import Server
 from latecomer.core.strategy import Personalises
 from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federated_dataset import Examples
-from latecomer.device.personalisation import (
-    interpolated_params,
-    prior_correction,
-    some_of,
-    training_errors,
-)
+from latecomer.device.flat import FlatModel
+from latecomer.device.personalisation import personalise, subsample
+from latecomer.study.client_accuracy import ClientAccuracy, over_devices
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import Scores, confusion, scores
 
-BATCH = 4096
-MODELS_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class OverDevices:
-    """One measure over all devices."""
-
-    mean: float | None
-    worst: float | None
-
-
-@dataclass(frozen=True)
-class ClientAccuracy:
-    """Accuracy over devices, each on its own held-back data with the model it would use."""
-
-    mean: float | None
-    worst: float | None
-    late_mean: float | None
-    balanced: OverDevices
-    macro_f1: OverDevices
-    worst_device: int | None
-    each: Mapping[int, float]
+MAX_EXAMPLES_AT_ONCE = 4096  # in one forward pass
+MAX_MODELS_AT_ONCE = 16
 
 
 class Evaluator:
-    """Measures the models of a server as an experiment's devices would use them."""
+    """Computes the scores of a server's models on the data of one experiment."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        clients = range(len(experiment.federation.clients))
-        self._measured = [d for d in clients if len(experiment.test_of(d).y)]
-        self._users = [d for d in clients if len(experiment.federation.clients[d].train.y)]
+        devices = range(len(experiment.federation.clients))
+        self._tested = [d for d in devices if len(experiment.test_of(d).y)]
+        self._trained = [d for d in devices if len(experiment.federation.clients[d].train.y)]
 
     @torch.no_grad()
     def central(self, server: Server, time: float = 0.0) -> Scores:
-        """On the central test set of that time, averaged over devices with different models."""
-        test = _some(self.experiment.central_test(time), self.experiment.config.evaluate.examples)
-        return self._measure(server, test)
+        """Scores on the central test set of virtual time `time`.
+
+        Where there are several models, each counts by the number of devices assigned to it.
+        """
+        test = self.experiment.central_test(time)
+        if max_examples := self.experiment.config.evaluate.examples:
+            test = Examples(*subsample(test.x, test.y, max_examples))
+        return self._scores(server, test)
 
     @torch.no_grad()
     def validation(self, server: Server, time: float = 0.0) -> Scores:
-        """The same on the validation parts of all devices."""
-        return self._measure(server, self.experiment.validation(time))
+        """The same on the union of the devices' validation parts."""
+        return self._scores(server, self.experiment.validation(time))
 
-    def _measure(self, server: Server, test: Examples) -> Scores:
+    def _scores(self, server: Server, data: Examples) -> Scores:
         classes = self.experiment.federation.num_classes
-        members = Counter(server.home(device) for device in self._users)
+        members = Counter(server.home(device) for device in self._trained)
         counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
         models = [server.model(lineage) for lineage in members]
-        for logits, share in zip(self._each(models, test.x), members.values(), strict=True):
-            counts += share * confusion(test.y, logits.argmax(1), classes)
-            loss += share * F.cross_entropy(logits, test.y).item()
+        for logits, devices in zip(self._each(models, data.x), members.values(), strict=True):
+            counts += devices * confusion(data.y, logits.argmax(1), classes)
+            loss += devices * F.cross_entropy(logits, data.y).item()
         return scores(counts, loss / members.total(), self.experiment.config.fleet.late.classes)
 
     @torch.no_grad()
-    def on_devices(self, server: Server, time: float = 0.0) -> ClientAccuracy:
-        """On every device's own held-back data: one forward pass per model, not per device.
-
-        A model on which devices put changes of their own is another one on each.
-        """
+    def local_test(self, server: Server, time: float = 0.0) -> ClientAccuracy:
+        """Scores of each device's personalised model on the device's test part of that time."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for device in self._measured:
+        for device in self._tested:
             key = (server.home(device), name_of(server.carries(device)))
             groups.setdefault(key, []).append(device)
         classes = self.experiment.federation.num_classes
         found: dict[int, Scores] = {}
         for (lineage, _), devices in groups.items():
-            parts = [self.experiment.test_of(d, time) for d in devices]
+            tests = [self.experiment.test_of(device, time) for device in devices]
             submodel = server.carries(devices[0])
             params = take(server.model_on_devices(lineage), submodel)
-            outputs = self._outputs(server.strategy.own, params, submodel, devices, parts, time)
-            for device, part, logits in zip(devices, parts, outputs, strict=True):
-                found[device] = scores(confusion(part.y, logits.argmax(1), classes), 0.0)
-        accuracy = {device: each.accuracy for device, each in found.items()}
-        late = [accuracy[d] for d in self.experiment.fleet.late if d in accuracy]
-        return ClientAccuracy(
-            mean=_mean(accuracy.values()),
-            worst=min(accuracy.values(), default=None),
-            late_mean=_mean(late),
-            balanced=_over([each.balanced_accuracy for each in found.values()]),
-            macro_f1=_over([each.macro_f1 for each in found.values()]),
-            worst_device=min(accuracy, key=lambda d: accuracy[d], default=None),
-            each=accuracy,
-        )
+            outputs = self._local_logits(
+                server.strategy.own, self._network(submodel), params, devices, tests, time
+            )
+            for device, test, logits in zip(devices, tests, outputs, strict=True):
+                found[device] = scores(confusion(test.y, logits.argmax(1), classes), 0.0)
+        return over_devices(found, self.experiment.fleet.late)
 
-    def _outputs(
+    def _local_logits(
         self,
-        own: Personalises | None,
+        personalisation: Personalises | None,
+        network: FlatModel,
         params: Tensor,
-        submodel: Submodel | None,
         devices: Sequence[int],
-        parts: Sequence[Examples],
+        tests: Sequence[Examples],
         time: float,
     ) -> Iterator[Tensor]:
-        """The outputs of what each device makes of this model, on its held-back data."""
-        if own is None or not own.keep:
-            logits = self._logits(params, torch.cat([part.x for part in parts]), submodel)
-            shared = torch.split(logits, [len(part.y) for part in parts])
-        if own is None or not (own.keep or own.mix):
+        """The logits of each device's personalised model on its test part.
+
+        Devices with the same parameters share one forward pass.
+        """
+        settings = self._settings(personalisation, devices)
+        if not settings.interpolation:
+            logits = _logits(network, params, torch.cat([test.x for test in tests]))
+            shared = torch.split(logits, [len(test.y) for test in tests])
+        if personalisation is None or not (settings.interpolation or settings.prior_correction):
             yield from shared
             return
-
-        def outputs(params: Tensor, x: Tensor) -> Tensor:
-            return self._logits(params, x, submodel)
-
-        classes = self.experiment.federation.num_classes
-        expected = own.expected(devices, classes)
-        for i, (device, part) in enumerate(zip(devices, parts, strict=True)):
+        for i, (device, test) in enumerate(zip(devices, tests, strict=True)):
             train = self.experiment.train_of(device, time)
-            offset = prior_correction(train.y, classes, own.mix, expected)
-            if own.keep:
-                errors = training_errors(outputs, train.x, train.y, offset)
-                kept = interpolated_params(params, own.change(device), own.keep, errors)
-                yield outputs(kept, part.x) + offset
-            else:
-                yield shared[i] + offset
+            update = personalisation.change(device)
+            model = personalise(network, params, settings, update, train.x, train.y)
+            logits = _logits(network, model.params, test.x) if settings.interpolation else shared[i]
+            yield logits + model.output_bias
+
+    def _settings(
+        self, personalisation: Personalises | None, devices: Sequence[int]
+    ) -> ServingSettings:
+        """The serving settings of these devices; the output bias is in the parameters already."""
+        if personalisation is None:
+            return ServingSettings()
+        prior = personalisation.expected(devices, self.experiment.federation.num_classes)
+        return ServingSettings(
+            personalisation.keep,
+            personalisation.mix,
+            () if prior is None else tuple(prior.tolist()),
+        )
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
-        """The output of every model on the same data, several models at a time."""
+        """The logits of every model on the same examples, several models per forward pass."""
+        network = self.experiment.model
         if len(models) == 1 or self.experiment.vmap_trouble:
-            yield from (self._logits(model, x) for model in models)
+            yield from (_logits(network, model, x) for model in models)
             return
-        several = torch.func.vmap(self.experiment.model.logits, in_dims=(0, None))
-        for start in range(0, len(models), MODELS_AT_ONCE):
-            stacked = torch.stack(list(models[start : start + MODELS_AT_ONCE]))
-            outputs = [several(stacked, batch) for batch in torch.split(x, BATCH // MODELS_AT_ONCE)]
-            yield from torch.cat(outputs, dim=1)
+        several = torch.func.vmap(network.logits, in_dims=(0, None))
+        for start in range(0, len(models), MAX_MODELS_AT_ONCE):
+            stacked = torch.stack(list(models[start : start + MAX_MODELS_AT_ONCE]))
+            batches = torch.split(x, MAX_EXAMPLES_AT_ONCE // MAX_MODELS_AT_ONCE)
+            yield from torch.cat([several(stacked, batch) for batch in batches], dim=1)
 
-    def _logits(self, params: Tensor, x: Tensor, submodel: Submodel | None = None) -> Tensor:
-        network = self.experiment.networks(submodel) or self.experiment.model
-        return torch.cat([network.logits(params, batch) for batch in torch.split(x, BATCH)])
-
-
-def _some(test: Examples, most: int) -> Examples:
-    """At most so many of the test examples (0: all), always the same ones."""
-    return Examples(*some_of(test.x, test.y, most)) if most else test
+    def _network(self, submodel: Submodel | None) -> FlatModel:
+        return self.experiment.networks(submodel) or self.experiment.model
 
 
-def _over(values: Sequence[float]) -> OverDevices:
-    return OverDevices(_mean(values), min(values, default=None))
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+def _logits(network: FlatModel, params: Tensor, x: Tensor) -> Tensor:
+    batches = torch.split(x, MAX_EXAMPLES_AT_ONCE)
+    return torch.cat([network.logits(params, batch) for batch in batches])

@@ -23,8 +23,9 @@ from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.study.checkpoint import Checkpoints
+from latecomer.study.client_accuracy import ClientAccuracy
 from latecomer.study.config import Config, load_config
-from latecomer.study.evaluate import ClientAccuracy, Evaluator
+from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
 from latecomer.study.lock import FolderLock
@@ -270,7 +271,7 @@ class _Run:
             **{f"f1_{name}": v for name, v in self._by_class(self.last).items()},
         }
         if self.config.evaluate.clients:
-            own = self.evaluator.on_devices(self.server, self.engine.now)
+            own = self.evaluator.local_test(self.server, self.engine.now)
             row |= {"client_accuracy": own.mean, "client_accuracy_worst": own.worst}
         if self.config.stop.patience:
             row |= self._validate(row)
@@ -445,7 +446,7 @@ class _Run:
 
     def _on_devices(self) -> ClientAccuracy:
         """Measured, and one row for each device in devices.csv."""
-        own = self.evaluator.on_devices(self.server, self.engine.now)
+        own = self.evaluator.local_test(self.server, self.engine.now)
         table = Table(self.folder / "devices.csv", DEVICE_COLUMNS)
         late, home = self.experiment.fleet.late, self.server.home
         for device, client in enumerate(self.experiment.federation.clients):
