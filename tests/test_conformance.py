@@ -8,11 +8,11 @@ import torch
 
 from commands import sends
 from latecomer.core.codec import encode
-from latecomer.core.messages import Arrived, Joined, Note, TrainSpec, Update
+from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
+from latecomer.core.outcomes import Outcome
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.parts.submodel_levels import Around
 from latecomer.strategies.recipe import recipes
 from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
@@ -36,7 +36,7 @@ def test_same_seed_same_history(name):
 
 def test_the_model_moves_and_stays_finite(name):
     run = toy_run(name, 200)
-    used = {run.server.home(device) for device in range(5)}
+    used = {run.server.lineage_of(device) for device in range(5)}
     for lineage in used:
         params = run.server.store.head_params(lineage)
         assert torch.isfinite(params).all()
@@ -87,7 +87,7 @@ def test_an_update_counts_once(name):
     server.handle(Arrived(task.device, update))
     before = {n: server.store.head_params(n).clone() for n in server.store.lineages}
     commands = server.handle(Arrived(task.device, update))
-    assert [c.kind for c in commands if isinstance(c, Note)] == ["refusal"]
+    assert [c.kind for c in commands if isinstance(c, Outcome)] == ["refusal"]
     assert all(torch.equal(server.store.head_params(n), before[n]) for n in before)
 
 
@@ -98,7 +98,7 @@ def test_a_hostile_update_leaves_the_model_untouched(name):
     poison = [torch.full((SIZE,), float("nan")), torch.full((SIZE,), 3e38), torch.zeros(SIZE + 1)]
     for task, bad in zip(tasks, poison, strict=False):
         commands = server.handle(Arrived(task.device, Update(task.id, bad, 1)))
-        assert any(c.kind == "refusal" for c in commands if isinstance(c, Note))
+        assert any(c.kind == "refusal" for c in commands if isinstance(c, Outcome))
     assert all(torch.equal(server.store.head_params(n), before[n]) for n in before)
     assert server.accepted == 0
 
@@ -132,18 +132,18 @@ EVEN, START, ONE = (
 )
 
 
-class Changing(Around):
-    """Dispatch: as the inner part does; from task to task every device carries something else."""
+class Changing:
+    """Dispatch: the assignments of `inner`, each device with another sub-model in every task."""
 
     def __init__(self, inner, parts):
-        super().__init__(inner)
-        self.parts = parts
+        self.inner, self.parts = inner, parts
 
     def __call__(self, view):
-        for wish in self.inner(view):
-            turn = view.tasks_given // 4 + getattr(wish, "device", 0)
-            carry = self.parts[turn % len(self.parts)]
-            yield wish._replace(carry=carry) if isinstance(wish, Assignment) else wish
+        for request in self.inner(view):
+            number = view.tasks_given // 4 + getattr(request, "device", 0)
+            submodel = self.parts[number % len(self.parts)]
+            is_task = isinstance(request, Assignment)
+            yield request._replace(submodel=submodel) if is_task else request
 
 
 def changing_run(name, parts, fleet=None, options=None):
@@ -174,7 +174,7 @@ def test_sub_models_and_whole_models_take_turns(name):
     run = changing_run(name, (None, EVEN, None, ONE, START))
     run.until(200)
     assert run.server.accepted == 200
-    for lineage in {run.server.home(device) for device in range(5)}:
+    for lineage in {run.server.lineage_of(device) for device in range(5)}:
         params = run.server.store.head_params(lineage)
         assert torch.isfinite(params).all()
         assert -1 < params.mean() < 5
@@ -234,7 +234,7 @@ def test_devices_that_retire_are_left_in_peace(name):
             delta = None if silent else torch.full((SIZE,), 0.1)
             answers.append(Arrived(task.device, Update(task.id, delta, 5, epsilon=1.5, last=last)))
         commands = server.handle(*answers, Joined(0), Joined(1))
-        notes += [c for c in commands if isinstance(c, Note) and c.kind == "retire"]
+        notes += [c for c in commands if isinstance(c, Outcome) and c.kind == "retire"]
         tasks = sends(commands)
         assert not retired & {task.device for task in tasks}
         if not tasks:

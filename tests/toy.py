@@ -21,7 +21,7 @@ EXAMPLES = 10
 # As many parameters as the toy vector has, for strategies that train on the server.
 NETWORK = FlatModel(lambda: nn.Linear(2, 2), (2,), 2)
 # Little effort where a strategy does a lot of work on the server.
-QUICK = {"iterations": 3, "samples": 2, "server_gflops": 1e-6}
+QUICK = {"iterations": 3, "samples": 2}
 
 
 @dataclass
@@ -59,11 +59,20 @@ def toy_fleet(devices: int = 5, **profile: float) -> Fleet:
     )
 
 
+def quick_options(strategy: str, options: dict) -> dict:
+    """The options, with little inversion effort where the strategy inverts."""
+    if strategy.startswith("feddc"):
+        return {**QUICK, "server_gflops": 1e-6, **options}
+    if strategy == "latecomer":
+        advanced = {**QUICK, **options.get("advanced", {})}
+        return {"server_gflops": 1e-6, **options, "advanced": advanced}
+    return options
+
+
 def toy_server(strategy: str, options: dict | None = None) -> Server:
-    quick = QUICK if strategy.startswith(("feddc", "latecomer")) else {}
     return Server(
         torch.zeros(SIZE),
-        build_strategy(strategy, {**quick, **(options or {})}),
+        build_strategy(strategy, quick_options(strategy, options or {})),
         TrainSpec(lr=0.5),
         seed=7,
         networks=lambda submodel: NETWORK if submodel is None else None,

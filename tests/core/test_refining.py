@@ -12,25 +12,25 @@ from latecomer.core.messages import (
     Failed,
     Joined,
     Left,
-    Note,
     Send,
     TrainSpec,
     Update,
 )
+from latecomer.core.outcomes import Outcome
 from latecomer.core.server import Server
 from latecomer.core.strategy import Absorb, Assignment, BroadcastHead, Mix, Split, Strategy
 from toy import SIZE
 
 
 class Scripted(Mix):
-    """Merge: each update at once; wishes are as they are put in."""
+    """Merge: each update at once; its actions are those put in."""
 
     def __init__(self):
-        self.wishes, self.heard = [], []
+        self.requests, self.heard = [], []
 
-    def refine(self, view):
-        while self.wishes:
-            yield self.wishes.pop(0)
+    def act(self, view):
+        while self.requests:
+            yield self.requests.pop(0)
 
     def on_fork(self, parent, child):
         self.heard.append(("fork", parent, child))
@@ -45,12 +45,12 @@ def full(value):
 
 class Talk:
     def __init__(self, devices=3, dispatch=None):
-        self.script = Scripted()
-        parts = {"merge": self.script, "weigh": lambda contribution, view: 0.5}
+        parts = {"merge": Scripted(), "weigh": lambda contribution, view: 0.5}
         if dispatch:
             parts["dispatch"] = dispatch
         self.server = Server(full(0), Strategy(**parts), TrainSpec(), seed=1)
-        self.tasks, self.notes, self.told = {}, [], []
+        self.script = self.server.strategy.merge
+        self.tasks, self.notes, self.broadcasts = {}, [], []
         self.hear(*(Joined(device) for device in range(devices)))
 
     def hear(self, *events):
@@ -58,12 +58,12 @@ class Talk:
             if isinstance(command, Send):
                 self.tasks[command.task.device] = command.task
             elif isinstance(command, Broadcast):
-                self.told.append([task.device for task in command.tasks])
-            elif isinstance(command, Note):
+                self.broadcasts.append([task.device for task in command.tasks])
+            elif isinstance(command, Outcome):
                 self.notes.append((command.kind, command.fields))
 
-    def wish(self, *wishes):
-        self.script.wishes += wishes
+    def request(self, *requests):
+        self.script.requests += requests
         self.hear(Left(99))
 
     def answer(self, device, value, choice=0, task=None):
@@ -83,9 +83,9 @@ class Talk:
 
 def test_a_split_takes_its_devices_along():
     talk = Talk()
-    talk.wish(Split(MAIN, "child", (1, 2)))
-    assert [talk.server.home(device) for device in range(3)] == [MAIN, "child", "child"]
-    assert talk.server.branches() == {MAIN: [0], "child": [1, 2]}
+    talk.request(Split(MAIN, "child", (1, 2)))
+    assert [talk.server.lineage_of(device) for device in range(3)] == [MAIN, "child", "child"]
+    assert talk.server.clusters() == {MAIN: [0], "child": [1, 2]}
     assert talk.script.heard == [("fork", MAIN, "child")]
     assert talk.lines("split") == [{"lineage": MAIN, "into": "child", "devices": [1, 2]}]
     # What was sent before the split is of the parent, and is routed there.
@@ -94,12 +94,12 @@ def test_a_split_takes_its_devices_along():
 
 def test_an_absorption_is_a_commit_and_takes_everybody_along():
     talk = Talk()
-    talk.wish(Split(MAIN, "child", (1, 2)))
-    talk.wish(Absorb(MAIN, "child", full(5)))
+    talk.request(Split(MAIN, "child", (1, 2)))
+    talk.request(Absorb(MAIN, "child", full(5)))
     store = talk.server.store
     assert torch.equal(store.head_params(), full(5))
     assert store.lineages == (MAIN,)
-    assert talk.server.branches() == {MAIN: [0, 1, 2]}
+    assert talk.server.clusters() == {MAIN: [0, 1, 2]}
     assert talk.lines("commit") == [{"lineage": MAIN, "version": 1, "updates": 0}]
     assert talk.lines("merge") == [{"lineage": "child", "into": MAIN}]
     assert talk.script.heard[-1] == ("absorb", MAIN, "child")
@@ -109,7 +109,7 @@ def on_child():
     """Device 1 works on version 1 as the child's; the main one stands there, too."""
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(Split(MAIN, "child", (1,)))
+    talk.request(Split(MAIN, "child", (1,)))
     late = talk.tasks[1]
     talk.hear(Failed(late.id, "lost"), Joined(1))
     return talk
@@ -119,8 +119,8 @@ def test_a_broadcast_reaches_those_whose_lineage_was_absorbed():
     talk = on_child()
     task = talk.tasks[1]
     assert task.lineage == "child"
-    talk.wish(Absorb(MAIN, "child", full(5)), BroadcastHead(MAIN))
-    assert [sorted(devices) for devices in talk.told] == [[0, 1, 2]]
+    talk.request(Absorb(MAIN, "child", full(5)), BroadcastHead(MAIN))
+    assert [sorted(devices) for devices in talk.broadcasts] == [[0, 1, 2]]
     version = talk.server.store.head()
     assert task.broadcasts[-1].version == version
     assert task.broadcasts[-1].lineage == MAIN
@@ -134,7 +134,7 @@ def test_a_broadcast_reaches_those_whose_lineage_was_absorbed():
 def test_without_the_newer_model_its_staleness_is_counted_where_it_goes():
     talk = on_child()
     task = talk.tasks[1]
-    talk.wish(Absorb(MAIN, "child", full(5)), BroadcastHead(MAIN))
+    talk.request(Absorb(MAIN, "child", full(5)), BroadcastHead(MAIN))
     talk.answer(2, 1.0)
     since = talk.server.store.staleness(task.version, MAIN)
     line = talk.answer(1, 1.0, choice=0)
@@ -146,13 +146,13 @@ def test_without_the_newer_model_its_staleness_is_counted_where_it_goes():
 def test_each_broadcast_is_sent_once():
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(BroadcastHead(MAIN), BroadcastHead(MAIN))
-    assert talk.told == [[1, 2]]
-    talk.wish(BroadcastHead(MAIN))
-    assert talk.told == [[1, 2]]
+    talk.request(BroadcastHead(MAIN), BroadcastHead(MAIN))
+    assert talk.broadcasts == [[1, 2]]
+    talk.request(BroadcastHead(MAIN))
+    assert talk.broadcasts == [[1, 2]]
     talk.answer(0, 1.0)
-    talk.wish(BroadcastHead(MAIN))
-    assert talk.told == [[1, 2], [1, 2]]
+    talk.request(BroadcastHead(MAIN))
+    assert talk.broadcasts == [[1, 2], [1, 2]]
     assert talk.tasks[1].versions == (0, 1, 2)
 
 
@@ -160,15 +160,15 @@ def test_one_who_is_not_at_work_is_not_told():
     talk = Talk()
     talk.hear(Failed(talk.tasks[2].id, "lost"))
     talk.answer(0, 1.0)
-    talk.wish(BroadcastHead(MAIN))
-    assert talk.told == [[1]]
+    talk.request(BroadcastHead(MAIN))
+    assert talk.broadcasts == [[1]]
 
 
 def test_a_task_that_is_lost_lets_all_versions_go():
     talk = Talk()
     for _ in range(3):
         talk.answer(0, 1.0)
-        talk.wish(BroadcastHead(MAIN))
+        talk.request(BroadcastHead(MAIN))
     assert talk.tasks[1].versions == (0, 1, 2, 3)
     for device in (1, 2):
         talk.hear(Failed(talk.tasks[device].id, "lost"))
@@ -179,7 +179,7 @@ def test_a_task_that_is_lost_lets_all_versions_go():
 def test_only_what_was_sent_can_be_chosen():
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(BroadcastHead(MAIN))
+    talk.request(BroadcastHead(MAIN))
     assert "0 to 1" in talk.answer(1, 1.0, choice=2)["reason"]
     assert talk.pins()
 
@@ -189,33 +189,33 @@ class Offering:
 
     def __call__(self, view):
         for device in list(view.idle):
-            others = tuple(n for n in view.store.lineages if n != view.home(device))
-            yield Assignment(device, view.home(device), offers=others)
+            others = tuple(n for n in view.store.lineages if n != view.lineage_of(device))
+            yield Assignment(device, view.lineage_of(device), offers=others)
 
 
 def test_offers_and_broadcasts_are_numbered_in_the_order_they_were_sent():
     talk = Talk(2, Offering())
-    talk.wish(Split(MAIN, "child", (1,)))
+    talk.request(Split(MAIN, "child", (1,)))
     talk.answer(0, 1.0)  # version 1 of the main lineage
     talk.answer(1, 1.0)  # was sent the main one: version 2
     task = talk.tasks[1]
     assert (task.lineage, [o.lineage for o in task.offers]) == (MAIN, ["child"])
     talk.answer(0, 1.0)  # version 3
-    talk.wish(BroadcastHead(MAIN))
+    talk.request(BroadcastHead(MAIN))
     assert task.versions == (2, 0, 3)
     assert task.chosen(0).version == 2
     assert (task.chosen(1).lineage, task.chosen(1).version) == ("child", 0)
     assert (task.chosen(2).lineage, task.chosen(2).version) == (MAIN, 3)
     assert task.chosen(2).versions == (3,)
     assert talk.answer(1, 1.0, choice=1)["lineage"] == "child"
-    assert talk.server.home(1) == "child"
+    assert talk.server.lineage_of(1) == "child"
     assert talk.pins()
 
 
 def test_broadcasts_survive_a_checkpoint():
     talk = Talk()
     talk.answer(0, 1.0)
-    talk.wish(BroadcastHead(MAIN))
+    talk.request(BroadcastHead(MAIN))
     tree, tensors = encode(talk.server.state())
     twin = Talk(0)
     twin.server.restore(decode(json.loads(json.dumps(tree)), storable(tensors)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from commands import sends
+from commands import logged, sends
 from latecomer.core.checks import Checks
 from latecomer.core.messages import (
     Arrived,
@@ -11,7 +11,6 @@ from latecomer.core.messages import (
     Joined,
     Later,
     Left,
-    Note,
     Ready,
     TimerExpired,
     TrainSpec,
@@ -26,10 +25,6 @@ SIZE = 4
 
 def make_server(strategy=None, **options):
     return Server(torch.zeros(SIZE), strategy or Strategy(), TrainSpec(), **options)
-
-
-def notes(commands, kind):
-    return [dict(c.fields) for c in commands if isinstance(c, Note) and c.kind == kind]
 
 
 def arrival(task, value=1.0, device=None):
@@ -52,7 +47,7 @@ def test_an_update_goes_the_straight_line_and_the_device_gets_the_new_head():
     assert torch.equal(server.store.head_params(), torch.full((SIZE,), 0.5))
     (again,) = sends(commands)
     assert (again.version, again.number, again.id) == (1, 1, 1)
-    (line,) = notes(commands, "arrival")
+    (line,) = logged(commands, "arrival")
     assert line["staleness"] == 0
     assert line["weight"] == 0.25
     assert line["bytes"] == 4 * SIZE
@@ -65,7 +60,7 @@ def test_staleness_is_counted_by_the_server():
     for _ in range(3):
         fast = sends(server.handle(arrival(fast[0])))
     commands = server.handle(arrival(slow))
-    assert notes(commands, "arrival")[0]["staleness"] == 3
+    assert logged(commands, "arrival")[0]["staleness"] == 3
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_a_bad_update_is_refused_and_the_model_untouched(make, reason):
     (task,) = sends(server.handle(Joined(3)))
     before = server.store.head_params().clone()
     commands = server.handle(make(task))
-    (refusal,) = notes(commands, "refusal")
+    (refusal,) = logged(commands, "refusal")
     assert reason in refusal["reason"]
     assert torch.equal(server.store.head_params(), before)
     assert server.store.commits == 0
@@ -102,8 +97,8 @@ def test_a_refused_device_goes_back_to_the_pool():
 def test_nobody_can_answer_for_another_device():
     server = make_server()
     mine, _ = sends(server.handle(Joined(0), Joined(1)))
-    assert notes(server.handle(arrival(mine, device=1)), "refusal")
-    assert not notes(server.handle(arrival(mine)), "refusal")
+    assert logged(server.handle(arrival(mine, device=1)), "refusal")
+    assert not logged(server.handle(arrival(mine)), "refusal")
 
 
 def test_a_replayed_update_is_refused():
@@ -111,7 +106,7 @@ def test_a_replayed_update_is_refused():
     (task,) = sends(server.handle(Joined(0)))
     server.handle(arrival(task))
     head = server.store.head()
-    assert notes(server.handle(arrival(task)), "refusal")
+    assert logged(server.handle(arrival(task)), "refusal")
     assert server.store.head() == head
 
 
@@ -120,7 +115,7 @@ def test_a_norm_far_above_the_usual_is_refused():
     (task,) = sends(server.handle(Joined(0)))
     for _ in range(3):
         (task,) = sends(server.handle(arrival(task)))
-    assert "norm" in notes(server.handle(arrival(task, 6.0)), "refusal")[0]["reason"]
+    assert "norm" in logged(server.handle(arrival(task, 6.0)), "refusal")[0]["reason"]
 
 
 def test_a_lost_task_frees_its_version_and_the_device_may_come_back():
@@ -129,7 +124,7 @@ def test_a_lost_task_frees_its_version_and_the_device_may_come_back():
     server.handle(arrival(fast))
     assert 0 in server.store.versions
     commands = server.handle(Failed(lost.id, "crashed"))
-    assert notes(commands, "drop")[0]["reason"] == "crashed"
+    assert logged(commands, "drop")[0]["reason"] == "crashed"
     assert 0 not in server.store.versions
     (again,) = sends(server.handle(Joined(0)))
     assert again.number == 1
@@ -194,9 +189,9 @@ def test_timers_reach_the_parts_that_wait_for_them():
         def on_timer(self, due, view):
             self.due = due
 
-    part = Waiting()
-    make_server(Strategy(merge=part)).handle(TimerExpired("epoch", 3))
-    assert part.due == TimerExpired("epoch", 3)
+    server = make_server(Strategy(merge=Waiting()))
+    server.handle(TimerExpired("epoch", 3))
+    assert server.strategy.merge.due == TimerExpired("epoch", 3)
 
 
 def test_coordinates_outside_a_sub_model_stay_bit_unchanged():
@@ -225,7 +220,7 @@ def test_state_round_trip_gives_the_same_future():
 def test_a_weight_that_is_no_number_is_dropped_and_the_model_untouched(weight):
     server = make_server(Strategy(weigh=lambda c, view: weight))
     (task,) = sends(server.handle(Joined(0)))
-    assert "weight" in notes(server.handle(arrival(task)), "drop")[0]["reason"]
+    assert "weight" in logged(server.handle(arrival(task)), "drop")[0]["reason"]
     assert server.store.commits == 0
 
 

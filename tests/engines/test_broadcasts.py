@@ -278,7 +278,7 @@ class Half(ImmediateDispatch):
 
     def __call__(self, view):
         for wish in super().__call__(view):
-            yield wish._replace(carry=self.part if wish.device == 0 else None)
+            yield wish._replace(submodel=self.part if wish.device == 0 else None)
 
 
 def fleet_of(count, **profile):

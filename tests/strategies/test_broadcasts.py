@@ -8,7 +8,8 @@ import torch
 
 from commands import sends
 from latecomer.core.codec import decode, encode, storable
-from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, Note, Update
+from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, Update
+from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.store import ModelStore
 from latecomer.core.strategy import BroadcastHead, Commit, Drop, Mix
 from latecomer.strategies.parts import broadcasts as broadcasting
@@ -329,7 +330,9 @@ def test_those_at_work_are_told_and_the_bytes_counted():
     (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
     assert [task.device for task in broadcast.tasks] == [0, 2]
     assert [task.versions for task in broadcast.tasks] == [(0, 1), (0, 1)]
-    (line,) = [c.fields for c in commands if isinstance(c, Note) and c.kind == "broadcast"]
+    (line,) = [
+        c.fields for c in commands if isinstance(c, Outcome | Note) and c.kind == "broadcast"
+    ]
     assert line == {"lineage": MAIN, "version": 1, "devices": 2, "bytes": 2 * 4 * SIZE}
     # Device 1 itself is sent the new model with its next task.
     assert [task.version for task in sends(commands)] == [1]

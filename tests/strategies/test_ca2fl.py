@@ -10,7 +10,7 @@ from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
 from latecomer.strategies.papers.ca2fl import Calibrated, ca2fl
-from latecomer.strategies.parts.dispatching import EachItsOwn
+from latecomer.strategies.parts.dispatching import OneLineageEach
 from latecomer.strategies.recipe import build_strategy
 
 FIRST = Submodel("first", torch.tensor([0]))
@@ -92,7 +92,7 @@ def test_a_device_may_change_its_sub_model():
 
 
 def test_lineages_have_caches_of_their_own():
-    strategy = Strategy(merge=Calibrated(1, 1.0), dispatch=EachItsOwn())
+    strategy = Strategy(merge=Calibrated(1, 1.0), dispatch=OneLineageEach())
     server = Server(torch.zeros(1), strategy, TrainSpec())
     tasks = sends(server.handle(Joined(0), Joined(1)))
     for _ in range(3):

@@ -23,13 +23,13 @@ from latecomer.strategies.latecomer.cached_aggregation import (
     WEIGHT_CAP,
     CachedAggregation,
     CachedUpdate,
-    along,
-    called,
-    led,
-    left_of,
+    corrected,
+    noise_aware_weight,
+    position_along,
+    remaining,
+    rms_of,
     signal_share,
-    size_of,
-    voice,
+    stepped,
 )
 from latecomer.strategies.parts.weighting import by_examples
 
@@ -107,9 +107,9 @@ def test_only_words_that_were_heard_have_a_share():
 def test_a_change_is_made_of_shortened_words():
     others = [word(1.0)] * 3
     now = word(50.0)
-    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
+    found = corrected(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 1.0, clip=2.0)
     assert found.tolist() == [0.75]  # (2 - 1), of which a quarter is in the mean
-    found = led(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
+    found = corrected(torch.zeros(1), [(word(1.0), now)], [now, *others], 1.0, 0.5, clip=0.0)
     assert found.tolist() == [0.5 * 0.75 * 49.0]
 
 
@@ -117,7 +117,7 @@ def test_a_change_counts_where_it_was_trained():
     narrow, wide = word(4.0, submodel=FIRST), word(1.0, 1.0)
     changes = [(word(1.0, submodel=FIRST), narrow), (word(0.0, 0.0), wide)]
     silent = word(0.0, submodel=FIRST)
-    found = led(torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
+    found = corrected(torch.zeros(2), changes, [narrow, wide, silent], 1.0, 1.0, 0.0)
     # A third of the first coordinate is of one who did not speak; of the second all spoke.
     assert found.tolist() == pytest.approx([(3 + 1) / 2 / 3, 0.0])
 
@@ -125,7 +125,7 @@ def test_a_change_counts_where_it_was_trained():
 def test_nobody_who_leads_weighs_more_than_ten_times_the_usual():
     loud, usual = word(1.0, weight=1e9), [word(0.0)] * 3
     changes = [(word(0.0, weight=1e9), loud), (usual[0], usual[0])]
-    found = led(torch.zeros(1), changes, [loud, *usual], 1.0, 1.0, 0.0)
+    found = corrected(torch.zeros(1), changes, [loud, *usual], 1.0, 1.0, 0.0)
     share = (WEIGHT_CAP + 1) / (WEIGHT_CAP + 3)
     assert found.tolist() == pytest.approx([(1 - share) * WEIGHT_CAP / (WEIGHT_CAP + 1)])
 
@@ -155,7 +155,7 @@ def test_what_leads_is_a_change_of_words_as_they_were_said():
     # It alone has spoken, all of its word is left, and nothing of it is missing in the mean.
     assert head(server) == [2.0 + 0.5 * 2.0]
     others, was, now = [word(4.0)] * 3, word(4.0), word(2.0)
-    found = led(torch.zeros(1), [(was, now)], [now, *others], 1.0, 1.0, 0.0)
+    found = corrected(torch.zeros(1), [(was, now)], [now, *others], 1.0, 1.0, 0.0)
     assert found.tolist() == [0.75 * -2.0]  # at any head
 
 
@@ -163,14 +163,14 @@ def test_what_is_left_of_a_word():
     whole = word(3.0, 4.0)
     beside, half, past, back = [4.0, -3.0], [1.5, 2.0], [6.0, 8.0], [-3.0, -4.0]
     for at, left in ((beside, 1.0), (half, 0.5), (past, 0.0), (back, 1.0)):
-        assert left_of(whole, torch.tensor(at), 1.0) == pytest.approx(left)
-    assert left_of(whole, torch.tensor(half), 0.4) == pytest.approx(0.8)
-    assert left_of(whole, torch.tensor(past), 0.0) == 1.0
+        assert remaining(whole, torch.tensor(at), 1.0) == pytest.approx(left)
+    assert remaining(whole, torch.tensor(half), 0.4) == pytest.approx(0.8)
+    assert remaining(whole, torch.tensor(past), 0.0) == 1.0
     later = replace(whole, begin=0.25)
-    assert left_of(later, torch.tensor(half), 1.0) == pytest.approx(0.75)
+    assert remaining(later, torch.tensor(half), 1.0) == pytest.approx(0.75)
     part = word(4.0, submodel=FIRST)
-    assert left_of(part, torch.tensor([1.0, 9.0]), 1.0) == 0.75  # of the part that it carries
-    assert left_of(word(0.0, 0.0), torch.tensor(half), 1.0) == 1.0  # of nothing all is left
+    assert remaining(part, torch.tensor([1.0, 9.0]), 1.0) == 0.75  # of the part that it carries
+    assert remaining(word(0.0, 0.0), torch.tensor(half), 1.0) == 1.0  # of nothing all is left
 
 
 def test_the_way_does_not_hang_on_where_a_tensor_lies():
@@ -178,17 +178,19 @@ def test_the_way_does_not_hang_on_where_a_tensor_lies():
     params, delta = torch.randn(2, 100_003, generator=numbers)
     room = torch.empty(100_004)
     moved = room[1:].copy_(params)
-    size = size_of(delta, delta.numel())
-    assert along(delta, size, params) == along(delta, size, moved)
-    near = along(delta, size, 1e4 + params) - along(delta, size, 1e4 + params - 0.5 * delta)
+    size = rms_of(delta, delta.numel())
+    assert position_along(delta, size, params) == position_along(delta, size, moved)
+    near = position_along(delta, size, 1e4 + params) - position_along(
+        delta, size, 1e4 + params - 0.5 * delta
+    )
     assert near == pytest.approx(0.5, abs=1e-3)
 
 
 def test_who_is_fulfilled_still_has_a_share_in_the_mean():
     done, open_ = word(1.0, 0.0), word(0.0, 4.0)
-    found = called(torch.tensor([1.0, 1.0]), [done, open_], 1.0, 0.0, place=1.0)
+    found = stepped(torch.tensor([1.0, 1.0]), [done, open_], 1.0, 0.0, place=1.0)
     assert found.tolist() == [1.0, 1.0 + 0.75 * 4 / 2]
-    assert called(torch.tensor([1.0, 1.0]), [done, open_], 1.0, 0.0).tolist() == [1.5, 3.0]
+    assert stepped(torch.tensor([1.0, 1.0]), [done, open_], 1.0, 0.0).tolist() == [1.5, 3.0]
 
 
 def test_words_mean_a_place_the_model_comes_to_rest_at():
@@ -197,7 +199,7 @@ def test_words_mean_a_place_the_model_comes_to_rest_at():
     for place in (0.0, 1.0):
         at, words = torch.zeros(1), [word(1.0), word(1.0)]
         for _ in range(50):
-            at = called(at, words, 0.5, 0.0, place)
+            at = stepped(at, words, 0.5, 0.0, place)
         places[place] = at.item()
     assert places == {0.0: 25.0, 1.0: pytest.approx(1.0)}
 
@@ -211,8 +213,8 @@ def test_words_of_another_lineage_have_no_way_to_go():
     store.fork("main", "other")
     assert merge._base(replace(moved, lineage="other"), server) is None
     store.absorb("main", "other")
-    united = replace(moved, task=replace(task, lineage="other"))
-    assert merge._base(united, server) is base
+    merged_params = replace(moved, task=replace(task, lineage="other"))
+    assert merge._base(merged_params, server) is base
 
 
 def test_a_union_forgets_who_spoke_of_the_other_model():
@@ -252,8 +254,8 @@ def test_how_much_of_a_word_is_not_noise():
 
 
 def test_what_is_noise_is_heard_once_for_all_commits_of_a_turn():
-    assert voice(1.0, 10.0) == 1.0
-    assert voice(0.0, 10.0) == 10.0
+    assert noise_aware_weight(1.0, 10.0) == 1.0
+    assert noise_aware_weight(0.0, 10.0) == 10.0
     server, one, two = begun(2, share=0.5)
     (one,) = sends(server.handle(answer(one, 5.0, noise=4.0)))
     assert head(server) == [2.5]  # half a turn of the only word, which is new
@@ -317,7 +319,7 @@ def test_a_few_who_claim_noise_do_not_lengthen_the_steps_of_all():
 def test_old_noise_does_not_move_what_only_others_have_trained():
     narrow = word(4.0, submodel=FIRST)
     wide = [replace(word(5.0, 5.0), signal=0.01)] * 3
-    found = called(torch.zeros(2), [narrow, *wide], 0.2, 0.0, voices=[1.0, 0.01, 0.01, 0.01])
+    found = stepped(torch.zeros(2), [narrow, *wide], 0.2, 0.0, voices=[1.0, 0.01, 0.01, 0.01])
     assert found.tolist() == pytest.approx([0.2 * (4 + 0.15) / 4, 0.2 * 0.05])
 
 
@@ -372,22 +374,22 @@ def test_share_0_commits_at_every_arrival():
 
 def test_a_shout_is_shortened_to_twice_the_usual_size():
     words = [word(1.0), word(1.0), word(50.0)]
-    assert called(torch.zeros(1), words, 1.0, clip=2.0).tolist() == pytest.approx([4 / 3])
-    assert called(torch.zeros(1), words, 1.0, clip=0.0).tolist() == pytest.approx([52 / 3])
+    assert stepped(torch.zeros(1), words, 1.0, clip=2.0).tolist() == pytest.approx([4 / 3])
+    assert stepped(torch.zeros(1), words, 1.0, clip=0.0).tolist() == pytest.approx([52 / 3])
 
 
 def test_nobody_weighs_more_than_ten_times_the_usual():
     words = [word(0.0), word(0.0), word(1.0, weight=1e9)]
-    assert called(torch.zeros(1), words, 1.0, 0.0).tolist() == pytest.approx(
+    assert stepped(torch.zeros(1), words, 1.0, 0.0).tolist() == pytest.approx(
         [WEIGHT_CAP / (2 + WEIGHT_CAP)]
     )
 
 
 def test_coordinates_are_averaged_over_those_who_trained_them():
     words = [word(2.0, 2.0), word(4.0, submodel=FIRST)]
-    assert called(torch.zeros(2), words, 1.0, 0.0).tolist() == [3.0, 2.0]
+    assert stepped(torch.zeros(2), words, 1.0, 0.0).tolist() == [3.0, 2.0]
     narrow = [word(4.0, submodel=FIRST)]
-    assert called(torch.tensor([0.0, 7.0]), narrow, 0.5, 0.0).tolist() == [2.0, 7.0]
+    assert stepped(torch.tensor([0.0, 7.0]), narrow, 0.5, 0.0).tolist() == [2.0, 7.0]
 
 
 def test_who_is_gone_is_forgotten_after_three_turns():

@@ -5,24 +5,31 @@ import math
 import pytest
 import torch
 
-from latecomer.strategies.latecomer.calibration import FARTHEST, Judged, offsets, unevenness
+from latecomer.strategies.latecomer.calibration import (
+    MAX_SHIFT,
+    LabelReport,
+    bias_shift,
+    label_skew,
+)
 
 ALL = torch.ones(2, dtype=torch.float64)
 
 
 def judged(share, soft=None, sway=None, examples=100.0):
     soft, sway = share if soft is None else soft, [0.2] * len(share) if sway is None else sway
-    return Judged(examples, *(torch.tensor(v, dtype=torch.float64) for v in (soft, share, sway)))
+    return LabelReport(
+        examples, *(torch.tensor(v, dtype=torch.float64) for v in (soft, share, sway))
+    )
 
 
 def test_unevenness_by_hand():
     apart = [judged([1.0, 0.0]), judged([0.0, 1.0])]
-    assert unevenness(apart).tolist() == pytest.approx([1.0, 1.0])
-    assert unevenness([judged([0.7, 0.3])] * 2).tolist() == [0.0, 0.0]
+    assert label_skew(apart).tolist() == pytest.approx([1.0, 1.0])
+    assert label_skew([judged([0.7, 0.3])] * 2).tolist() == [0.0, 0.0]
     # A quarter of each would have to move, half would be the most. Of a hundred throws of a coin,
     # heads fall short of half by 51 * C(100, 51) / 2^101 / 100 on average, beside 0.25, and of
     # the mean of two such by sqrt(1 / 2) of that.
-    found = unevenness([judged([0.75, 0.25]), judged([0.25, 0.75])])
+    found = label_skew([judged([0.75, 0.25]), judged([0.25, 0.75])])
     chance = math.sqrt(1 / 2) * 51 * math.comb(100, 51) / 2**101 / 100 / 0.25
     assert found.tolist() == pytest.approx([(0.5 - chance) / (1 - chance)] * 2)
 
@@ -30,7 +37,7 @@ def test_unevenness_by_hand():
 def test_one_class_can_be_uneven_among_others():
     """One device of four has the second class, and makes up for it by the first."""
     shares = [[0.1, 0.4, 0.5], *[[0.5, 0.0, 0.5]] * 3]
-    found = unevenness([judged(share, examples=1e12) for share in shares])
+    found = label_skew([judged(share, examples=1e12) for share in shares])
     # Three quarters of the second would have to move, 0.9 would be the most.
     assert found.tolist() == pytest.approx([0.75 / 4 / 0.6, 0.75 / 0.9, 0.0], abs=1e-5)
 
@@ -40,13 +47,13 @@ def test_what_comes_of_few_examples_is_not_uneven():
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
     drawn = [torch.multinomial(chances, 20, True, generator=rng) for _ in range(300)]
     shares = [torch.bincount(labels, minlength=4) / 20 for labels in drawn]
-    found = unevenness([judged(share.tolist(), examples=20.0) for share in shares])
+    found = label_skew([judged(share.tolist(), examples=20.0) for share in shares])
     assert found.max() < 0.1
-    assert unevenness([judged(s, examples=1.0) for s in ([1.0, 0.0], [0.0, 1.0])]).max() == 0.0
+    assert label_skew([judged(s, examples=1.0) for s in ([1.0, 0.0], [0.0, 1.0])]).max() == 0.0
 
 
 def test_one_class_only_is_not_uneven():
-    assert unevenness([judged([1.0, 0.0]), judged([1.0, 0.0])]).tolist() == [0.0, 0.0]
+    assert label_skew([judged([1.0, 0.0]), judged([1.0, 0.0])]).tolist() == [0.0, 0.0]
 
 
 def test_offsets_by_hand():
@@ -55,7 +62,7 @@ def test_offsets_by_hand():
     # It lacks (-0.2 + 0.4) / 2 = 0.1 of the second class, and the other way round; one nat gives
     # 0.2, and five examples of a hundred hold against it: 0.1 / (0.2 + 0.05), and half of that
     # because what one class gains the other loses.
-    assert offsets([one, other], ALL).tolist() == pytest.approx([-0.2, 0.2])
+    assert bias_shift([one, other], ALL).tolist() == pytest.approx([-0.2, 0.2])
 
 
 def test_one_class_is_moved_alone():
@@ -63,11 +70,11 @@ def test_one_class_is_moved_alone():
     told = [judged([0.2, 0.5, 0.3], soft=[0.5, 0.2, 0.3], sway=[0.2] * 3, examples=50.0)] * 2
     only = [torch.tensor([float(k == j) for j in range(3)]).double() for k in range(3)]
     # It lacks 0.3 of the second; one nat gives 0.2, and five examples of a hundred hold against it.
-    assert offsets(told, only[0]).tolist() == pytest.approx([-1.2, 0.0, 0.0])
-    assert offsets(told, 0.5 * only[1]).tolist() == pytest.approx([0.0, 0.6, 0.0])
-    assert offsets(told, only[2]).tolist() == [0.0, 0.0, 0.0]  # whatever the others lack
+    assert bias_shift(told, only[0]).tolist() == pytest.approx([-1.2, 0.0, 0.0])
+    assert bias_shift(told, 0.5 * only[1]).tolist() == pytest.approx([0.0, 0.6, 0.0])
+    assert bias_shift(told, only[2]).tolist() == [0.0, 0.0, 0.0]  # whatever the others lack
     # All together: two thirds of that each, since what one gains the others lose.
-    found = offsets(told, torch.ones(3).double())
+    found = bias_shift(told, torch.ones(3).double())
     assert found.tolist() == pytest.approx([-0.8, 0.8, 0.0])
 
 
@@ -82,7 +89,7 @@ def test_the_gap_is_closed():
     def lack(offset):
         p = (logits + offset).softmax(1)
         return [
-            Judged(
+            LabelReport(
                 2000.0, p[rows].mean(0), torch.eye(2).double()[k], (p[rows] * (1 - p[rows])).mean(0)
             )
             for k in (0, 1)
@@ -94,25 +101,28 @@ def test_the_gap_is_closed():
 
     found = lack(torch.zeros(2))
     assert gap(found) < -0.1
-    assert abs(gap(lack(offsets(found, ALL)))) < 0.1 * abs(gap(found))
+    assert abs(gap(lack(bias_shift(found, ALL)))) < 0.1 * abs(gap(found))
 
 
 def test_a_model_that_says_each_class_as_often_as_it_is_stays():
-    assert offsets([judged([1.0, 0.0]), judged([0.0, 1.0])], ALL).tolist() == [0.0, 0.0]
+    assert bias_shift([judged([1.0, 0.0]), judged([0.0, 1.0])], ALL).tolist() == [0.0, 0.0]
 
 
 def test_nothing_moves_too_far():
     classes = torch.eye(10).tolist()
     never = [judged(s, soft=classes[0], sway=[0.0] * 10) for s in classes]
-    found = offsets(never, torch.ones(10).double())
-    assert found[0] == -FARTHEST
-    assert 0 < found[1:].min() <= found[1:].max() <= FARTHEST
+    found = bias_shift(never, torch.ones(10).double())
+    assert found[0] == -MAX_SHIFT
+    assert 0 < found[1:].min() <= found[1:].max() <= MAX_SHIFT
 
 
 def test_nobody_counts_for_more_than_two():
     honest = [judged(s) for s in ([1.0, 0.0], [0.0, 1.0])] * 10
     loud = [
-        offsets([*honest, judged([1.0, 0.0], soft=[0.0, 1.0], examples=n)], ALL).abs().max().item()
+        bias_shift([*honest, judged([1.0, 0.0], soft=[0.0, 1.0], examples=n)], ALL)
+        .abs()
+        .max()
+        .item()
         for n in (1e3, 1e9)
     ]
     assert loud[0] == pytest.approx(loud[1])

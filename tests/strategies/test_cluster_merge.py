@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from latecomer.strategies.parts.cluster_merge import symmetric_kl, united
+from latecomer.strategies.parts.cluster_merge import merged_params, symmetric_kl
 
 
 def test_algorithm_1_by_hand():
@@ -13,27 +13,27 @@ def test_algorithm_1_by_hand():
     auxiliary = torch.tensor([1.0, 2.0, -1.0, 3.0])
     posterior = torch.tensor([0.5, 0.5, 0.5, -1.0])
     # (aux - main) * posterior = 0.5, 1, -0.5, -2: alpha = 0.5, 1, 0, 0.
-    assert united(main, auxiliary, posterior).tolist() == [0.5, 2.0, 0.0, 1.0]
+    assert merged_params(main, auxiliary, posterior).tolist() == [0.5, 2.0, 0.0, 1.0]
 
 
 def test_only_the_way_counts_not_how_far_a_device_went():
     generator = torch.Generator().manual_seed(0)
     main, auxiliary, posterior = torch.randn(3, 50, generator=generator)
-    short, long = (united(main, auxiliary, scale * posterior) for scale in (0.01, 100.0))
+    short, long = (merged_params(main, auxiliary, scale * posterior) for scale in (0.01, 100.0))
     assert torch.allclose(short, long, atol=1e-6)
 
 
 @pytest.mark.parametrize("posterior", [[-1.0, 2.0], [0.0, 0.0]])
 def test_where_nothing_agrees_the_main_model_stays(posterior):
     main, auxiliary = torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])
-    merged = united(main, auxiliary, torch.tensor(posterior))
+    merged = merged_params(main, auxiliary, torch.tensor(posterior))
     assert torch.equal(merged, main)
 
 
 def test_the_models_themselves_are_left_alone():
     main, auxiliary = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0])
     for posterior in (torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])):
-        merged = united(main, auxiliary, posterior)
+        merged = merged_params(main, auxiliary, posterior)
         merged += 5
         assert main.tolist() == [0.0, 1.0]
         assert auxiliary.tolist() == [1.0, 1.0]
@@ -42,7 +42,7 @@ def test_the_models_themselves_are_left_alone():
 def test_the_result_lies_between_the_two():
     generator = torch.Generator().manual_seed(1)
     main, auxiliary, posterior = torch.randn(3, 200, generator=generator)
-    merged = united(main, auxiliary, posterior)
+    merged = merged_params(main, auxiliary, posterior)
     low, high = torch.minimum(main, auxiliary), torch.maximum(main, auxiliary)
     assert (merged >= low - 1e-6).all()
     assert (merged <= high + 1e-6).all()

@@ -82,10 +82,12 @@ def test_two_worlds_keep_apart_and_help_their_own():
     ToyRun(server, toy_fleet(6), trainer=OneByOne(clients)).until(60)
     mixed = ByOutputs(6.0, 64)
     shares = mixing(
-        mixed.divergences([server.store.head_params(server.home(d)) for d in range(6)], server)
+        mixed.divergences(
+            [server.store.head_params(server.lineage_of(d)) for d in range(6)], server
+        )
     )
     across = shares[::2, 1::2].sum() + shares[1::2, ::2].sum()
     assert across < 0.05 * shares.sum()
     for device, client in clients.items():
-        logits = model.logits(server.store.head_params(server.home(device)), client.x)
+        logits = model.logits(server.store.head_params(server.lineage_of(device)), client.x)
         assert (logits.argmax(1) == client.y).float().mean() > 0.8

@@ -21,9 +21,9 @@ from latecomer.core.messages import (
     Update,
 )
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.parts.cluster_distance import Pairing
-from latecomer.strategies.parts.cluster_state import Cluster
-from latecomer.strategies.parts.clustering import PATIENCE, TRIAL, Clustering
+from latecomer.strategies.parts.cluster_distance import ClusterDistances
+from latecomer.strategies.parts.cluster_state import ClusterState
+from latecomer.strategies.parts.clustering import SEED_UPLOADS, STUCK_AFTER, Clustering
 from toy import SIZE, toy_server
 
 TWO = {"soft_0": 0.5, "soft_1": 0.5}  # of two classes, so that the loss of chance is log 2
@@ -63,7 +63,7 @@ class Party:
     def round(self, errors, at=0.0):
         """Everybody answers once, in order; `errors` is theirs."""
         for device, error in errors.items():
-            home = self.server.home(device)
+            home = self.server.lineage_of(device)
             self.answer(device, at if home == MAIN else self.at(home), error)
 
     def at(self, lineage=MAIN):
@@ -73,7 +73,7 @@ class Party:
         return head[0].item()
 
     def home(self, device):
-        return self.server.home(device)
+        return self.server.lineage_of(device)
 
     def offered(self, device):
         return [offer.lineage for offer in self.tasks[device].offers]
@@ -98,7 +98,7 @@ def test_the_first_uploads_are_the_centres_as_they_are():
     party.answer(1, 5.0)
     assert party.at("cluster-1") == 5.0
     assert party.at(MAIN) == 1.0
-    assert [party.home(device) for device in range(2)] == [MAIN, "cluster-1"]
+    assert [party.lineage_of(device) for device in range(2)] == [MAIN, "cluster-1"]
     assert [line["weight"] for line in party.lines("arrival")] == [1.0, 1.0]
     assert party.lines("split") == [{"lineage": MAIN, "into": "cluster-1", "devices": [1]}]
 
@@ -109,7 +109,7 @@ def test_later_uploads_are_mixed_into_the_nearest_centre():
     party.answer(0, 1.0)
     party.answer(1, 5.0)
     party.answer(2, 2.0)
-    assert party.home(2) == MAIN
+    assert party.lineage_of(2) == MAIN
     weight = 0.6 / math.sqrt(2)  # one commit on the main lineage since it was sent its model
     assert party.lines("arrival")[-1]["staleness"] == 1
     assert party.at(MAIN) == pytest.approx(1.0 + weight * (2.0 - 1.0))
@@ -121,7 +121,7 @@ def test_three_seeds():
     for device, at in enumerate((0.0, 4.0, 9.0)):
         party.answer(device, at)
     party.answer(3, 8.0)
-    assert [party.home(device) for device in range(4)] == [
+    assert [party.lineage_of(device) for device in range(4)] == [
         MAIN,
         "cluster-1",
         "cluster-2",
@@ -161,7 +161,7 @@ def test_a_device_with_a_sub_model_joins_by_what_it_covers():
     party.answer(1, [5.0, 0.0, 0.0, 6.0, 0.0, 0.0])
     party.hear(Joined(2, Submodel("some", torch.tensor([0, 3]))))
     party.answer(2, [2.0, 3.5])
-    assert party.home(2) == MAIN
+    assert party.lineage_of(2) == MAIN
 
 
 # Centres at 1 and 5; the margin is 0.8.
@@ -174,7 +174,7 @@ def test_a_device_leaves_only_for_a_clearly_nearer_centre(at, goes):
     party.answer(0, 1.0)
     party.answer(1, 5.0)
     party.answer(0, at)
-    assert party.home(0) == goes
+    assert party.lineage_of(0) == goes
 
 
 def test_the_first_upload_of_a_device_needs_no_margin():
@@ -182,7 +182,7 @@ def test_the_first_upload_of_a_device_needs_no_margin():
     party.answer(0, 1.0)
     party.answer(1, 5.0)
     party.answer(2, 3.1)
-    assert party.home(2) == "cluster-1"
+    assert party.lineage_of(2) == "cluster-1"
 
 
 def test_staleness_of_one_who_moves_is_counted_where_it_goes():
@@ -202,7 +202,7 @@ def test_one_who_joins_late_begins_with_the_main_model_and_goes_where_it_belongs
     party.hear(Joined(7))
     assert (party.tasks[7].lineage, party.tasks[7].version) == (MAIN, 1)
     party.answer(7, 4.0)
-    assert party.home(7) == "cluster-1"
+    assert party.lineage_of(7) == "cluster-1"
 
 
 # Questions
@@ -250,7 +250,7 @@ def test_the_badly_served_are_asked_sooner():
 def test_a_device_goes_where_it_fits_best():
     party = seeded(2, ask=1)
     party.answer(1, 0.0, choice=1, loss_0=2.0, loss_1=0.5)
-    assert party.home(1) == MAIN
+    assert party.lineage_of(1) == MAIN
     assert party.branches._members[1].fits == {"cluster-1": 2.0, MAIN: 0.5}
 
 
@@ -324,7 +324,7 @@ def test_the_worst_founds_a_new_cluster_with_its_own_model():
     party.answer(4, 7.0, 0.9)
     assert party.at("cluster-1") == 7.0
     assert party.at(MAIN) == 0.0
-    assert party.home(4) == "cluster-1"
+    assert party.lineage_of(4) == "cluster-1"
     assert party.lines("split") == [{"lineage": MAIN, "into": "cluster-1", "devices": [4]}]
     assert party.lines("arrival")[-1]["weight"] == 1.0
     party.answer(4, 8.0, 0.9)
@@ -362,7 +362,7 @@ def test_a_small_cluster_is_not_divided():
 
 def test_a_cluster_that_stays_bad_is_divided_though_all_are_equal():
     party = Party(5, clusters=1, most=4.0, every=5)
-    for _ in range(PATIENCE):
+    for _ in range(STUCK_AFTER):
         party.round(dict.fromkeys(range(5), 0.5))
         assert not party.branches._founders
     party.round(dict.fromkeys(range(5), 0.5))
@@ -388,7 +388,7 @@ def test_refinement_comes_every_so_many_merges():
 def refined(party, errors):
     """The devices of the main cluster answer in turn until it is refined."""
     while True:
-        for device in [d for d in errors if party.home(d) == MAIN]:
+        for device in [d for d in errors if party.lineage_of(d) == MAIN]:
             party.answer(device, 0.0, errors[device])
             if party.branches._clusters[MAIN].merges == 0:
                 return dict(party.branches._founders)
@@ -416,7 +416,7 @@ def test_there_are_never_more_than_most_times_clusters():
         party.round(errors)
         for device in list(party.branches._founders):
             party.answer(device, 100.0 + 10 * turn, 0.9)
-        assert len({party.home(device) for device in range(10)}) <= 3
+        assert len({party.lineage_of(device) for device in range(10)}) <= 3
     assert any(line["into"] == "cluster-2" for line in party.lines("split"))
 
 
@@ -458,7 +458,7 @@ def founder_uploads(party, times):
 
 def test_after_a_while_the_badly_served_are_asked_to_join_the_founder():
     party = founded(ask=1000)
-    founder_uploads(party, TRIAL - 1)
+    founder_uploads(party, SEED_UPLOADS - 1)
     party.round({0: 0.1, 1: 0.3, 2: 0.1, 3: 0.1})
     assert not any(party.offered(device) for device in range(4))
     founder_uploads(party, 1)
@@ -472,7 +472,7 @@ def test_a_new_cluster_trains_its_output_layer_alone_until_it_is_open(partial):
     party = founded(partial=partial)
     assert not party.tasks[4].spec.last_layer_only
     party.answer(4, 7.0, 0.1)
-    for _ in range(TRIAL - 1):
+    for _ in range(SEED_UPLOADS - 1):
         assert party.tasks[4].spec.last_layer_only is partial
         assert not party.tasks[0].spec.last_layer_only
         founder_uploads(party, 1)
@@ -481,34 +481,34 @@ def test_a_new_cluster_trains_its_output_layer_alone_until_it_is_open(partial):
 
 def test_a_founder_who_stays_alone_goes_back():
     party = founded(need=0.5)
-    founder_uploads(party, 2 * TRIAL - 1)
+    founder_uploads(party, 2 * SEED_UPLOADS - 1)
     refined(party, dict.fromkeys(range(4), 0.1))
     assert not party.lines("merge")
     founder_uploads(party, 1)
     refined(party, dict.fromkeys(range(4), 0.1))
     assert party.lines("merge") == [{**MERGED, "reason": "nobody joined its founder"}]
-    assert party.home(4) == MAIN
+    assert party.lineage_of(4) == MAIN
     assert party.at(MAIN) == 0.0  # its model goes with it
     assert "cluster-1" not in party.branches._clusters
 
 
 def test_a_founder_with_company_stays():
     party = founded(ask=1000)
-    founder_uploads(party, TRIAL)
+    founder_uploads(party, SEED_UPLOADS)
     party.round({3: 0.3})
     party.answer(3, 7.0, 0.1, choice=1, loss_0=2.0, loss_1=0.1)
-    assert party.home(3) == "cluster-1"
-    founder_uploads(party, TRIAL)
+    assert party.lineage_of(3) == "cluster-1"
+    founder_uploads(party, SEED_UPLOADS)
     party.round(dict.fromkeys(range(3), 0.1))
     party.round(dict.fromkeys(range(3), 0.1))
-    assert party.home(3) == party.home(4) == "cluster-1"
+    assert party.lineage_of(3) == party.lineage_of(4) == "cluster-1"
     assert not party.lines("merge")
 
 
 def test_a_cluster_that_everybody_has_left_is_closed():
     party = seeded(3, every=4)
     party.answer(1, 0.0, 0.1)
-    assert party.home(1) == MAIN
+    assert party.lineage_of(1) == MAIN
     party.round(dict.fromkeys(range(3), 0.1))
     assert party.lines("merge") == [{**MERGED, "reason": "nobody is left"}]
     assert party.server.store.lineages == (MAIN,)
@@ -569,7 +569,7 @@ def test_two_clusters_that_are_alike_become_one_by_algorithm_1():
     alpha = [(8 - a) / top, 1.0, 0.0, 0.0, 0.0, 0.0]
     expected = [share * 8 + (1 - share) * h for share, h in zip(alpha, head, strict=True)]
     assert party.server.store.head_params(MAIN).tolist() == pytest.approx(expected, rel=1e-5)
-    assert {party.home(device) for device in range(3)} == {MAIN}
+    assert {party.lineage_of(device) for device in range(3)} == {MAIN}
 
 
 def test_those_who_would_lose_much_stay_apart():
@@ -607,7 +607,7 @@ def test_a_main_model_that_nobody_uses_does_not_count():
     party.server.fork("cluster-1", "cluster-2")
     party.server.store.commit("cluster-2", full(16))
     party.answer(2, 16.0, 0.1)
-    assert [party.home(d) for d in range(3)] == ["cluster-1", "cluster-1", "cluster-2"]
+    assert [party.lineage_of(d) for d in range(3)] == ["cluster-1", "cluster-1", "cluster-2"]
     assert party.branches._uniting is None
 
 
@@ -641,7 +641,7 @@ def test_whatever_a_device_tells_the_server_goes_on(lie):
             # The first to be heard lies, too.
             party.answer(device, world, **(lie if device in (0, 3) and turn != 5 else truth))
     assert not party.lines("refusal")
-    homes = [party.home(device) for device in (1, 2, 4, 5)]
+    homes = [party.lineage_of(device) for device in (1, 2, 4, 5)]
     assert homes[0] == homes[3] != homes[1] == homes[2]
     state = party.server.state()
     json.dumps(encode(state)[0], allow_nan=False)
@@ -654,7 +654,7 @@ def test_one_liar_cannot_speak_for_a_cluster():
         party.answer(device, 8.0, 0.1, **TWO)
         party.branches._members[device].fits = {"cluster-1": 0.0, MAIN: 50.0}
     party.branches._members[3].fits = {"cluster-1": 1e300, MAIN: 0.0}
-    pairing = Pairing(party.branches._members, {"cluster-1": [1, 2, 3]}, party.server)
+    pairing = ClusterDistances(party.branches._members, {"cluster-1": [1, 2, 3]}, party.server)
     lost = pairing.extra_loss("cluster-1", MAIN)
     assert lost == pytest.approx((4 + 4 - 4) / 3)
 
@@ -666,14 +666,17 @@ def test_a_fork_opens_a_cluster_and_keeps_what_is_known_of_it():
     branches = Clustering()
     branches.on_fork(MAIN, "cluster-5")
     assert branches._clusters["cluster-5"].open
-    branches._clusters["cluster-6"] = Cluster(founder=3, open=False)
+    branches._clusters["cluster-6"] = ClusterState(founder=3, open=False)
     branches.on_fork(MAIN, "cluster-6")
     assert branches._clusters["cluster-6"].founder == 3
 
 
 def test_absorbing_forgets_the_one_and_the_hopes_of_the_other():
     branches = Clustering()
-    branches._clusters = {MAIN: Cluster(best=0.1, stuck=2, rest=4), "cluster-1": Cluster()}
+    branches._clusters = {
+        MAIN: ClusterState(best=0.1, stuck=2, rest=4),
+        "cluster-1": ClusterState(),
+    }
     branches._uniting = (MAIN, "cluster-2")
     branches.on_absorb(MAIN, "cluster-1")
     assert set(branches._clusters) == {MAIN}
@@ -688,7 +691,7 @@ def rich_party():
     party.hear(Joined(3))
     party.answer(3, 0.0)
     party.branches._founders[2] = "cluster-7"
-    party.branches._clusters["cluster-7"] = Cluster(founder=2, founded=1, open=False)
+    party.branches._clusters["cluster-7"] = ClusterState(founder=2, founded=1, open=False)
     party.branches._direction = full(1)
     return party
 

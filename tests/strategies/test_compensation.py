@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from latecomer.core.codec import encode
-from latecomer.core.messages import Arrived, Joined, Later, Note, Ready, Send, TrainSpec, Update
+from latecomer.core.messages import Arrived, Joined, Later, Ready, Send, TrainSpec, Update
+from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
 from latecomer.strategies.parts import compensation
-from latecomer.strategies.parts.compensation import Compensator
+from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.dispatching import AtEpochStart
 from latecomer.strategies.parts.inversion import (
     Effort,
@@ -27,7 +28,7 @@ from latecomer.strategies.parts.inversion import (
 )
 from latecomer.strategies.parts.merging import Epochs
 from latecomer.strategies.parts.surrogates import SurrogateUpdates
-from latecomer.strategies.parts.switch_off import Switch
+from latecomer.strategies.parts.switch_off import SwitchOff
 from latecomer.strategies.parts.weighting import by_examples
 from toy import ToyRun, toy_fleet, toy_server
 
@@ -41,7 +42,7 @@ class Fleet:
 
     def __init__(self, surrogates=False, networks=None, **options):
         options = {"effort": Effort(samples=8, iterations=20), "gate": "off", **options}
-        self.compensator = Compensator(**options)
+        self.compensator = InversionCompensator(**options)
         weigh = by_examples()
         speak = SurrogateUpdates(self.compensator, weigh) if surrogates else None
         strategy = Strategy(
@@ -79,7 +80,11 @@ class Fleet:
         self.tasks |= self.sent(self.answer(self.tasks[0]), self.answer(self.tasks[1]))
 
     def notes(self, kind):
-        return [dict(c.fields) for c in self.commands if isinstance(c, Note) and c.kind == kind]
+        return [
+            dict(c.fields)
+            for c in self.commands
+            if isinstance(c, Outcome | Note) and c.kind == kind
+        ]
 
     def ready(self):
         (later,) = [c for c in self.commands if isinstance(c, Later) and isinstance(c.event, Ready)]
@@ -203,7 +208,7 @@ def test_what_is_not_repaired_is_bit_for_bit_the_stale_update(options, monkeypat
 
 
 def test_once_switched_off_it_is_bit_for_bit_the_stale_update():
-    switch = Switch(decay=0.0)
+    switch = SwitchOff(decay=0.0)
     switch.judge("main", 2, 0, 2.0, 1.0)
     switch.decide("main", 0)
     fleet = Fleet(switch=switch)
@@ -269,7 +274,7 @@ def test_who_is_far_later_is_repaired_when_it_has_ended_for_others(monkeypatch):
     """Device 2 is judged at a staleness of 1: from 2 on updates are repaired, not before."""
     from latecomer.strategies import judging
 
-    fleet = Fleet(switch=Switch(decay=0.0, spare=2.0), surrogates=True)
+    fleet = Fleet(switch=SwitchOff(decay=0.0, spare=2.0), surrogates=True)
     fleet.epoch()
     fleet.late_word()
     fleet.epoch()

@@ -45,7 +45,7 @@ def test_each_model_becomes_the_mean_of_those_who_took_it():
     round_of(server, tasks, {0: (0, 1.0, 1), 1: (0, 2.0, 3), 2: (1, 5.0, 9)})
     assert server.store.head_params(MAIN).tolist() == pytest.approx((first + 1.75).tolist())
     assert server.store.head_params("cluster-1").tolist() == pytest.approx((second + 5).tolist())
-    assert [server.home(d) for d in range(3)] == [MAIN, MAIN, "cluster-1"]
+    assert [server.lineage_of(d) for d in range(3)] == [MAIN, MAIN, "cluster-1"]
 
 
 def test_a_model_that_nobody_takes_stays_as_it_is():
@@ -60,9 +60,9 @@ def test_a_device_may_move_to_another_cluster():
     server = toy_server("ifca")
     tasks = sends(server.handle(Joined(0), Joined(1)))
     tasks = round_of(server, tasks, {0: (1, 1.0, 1), 1: (0, 2.0, 1)})
-    assert server.home(0) == "cluster-1"
+    assert server.lineage_of(0) == "cluster-1"
     round_of(server, tasks, {0: (0, 1.0, 1), 1: (0, 2.0, 1)})
-    assert server.home(0) == MAIN
+    assert server.lineage_of(0) == MAIN
 
 
 def test_all_sent_versions_are_kept_while_the_task_is_open_and_not_longer():
@@ -115,9 +115,9 @@ def test_devices_of_two_worlds_part_company(batched):
     )
     run = ToyRun(server, toy_fleet(2), trainer=trainer)
     run.until(20)
-    assert server.home(0) != server.home(1)
+    assert server.lineage_of(0) != server.lineage_of(1)
     for device, client in clients.items():
-        logits = model.logits(server.store.head_params(server.home(device)), client.x)
+        logits = model.logits(server.store.head_params(server.lineage_of(device)), client.x)
         assert (logits.argmax(1) == client.y).float().mean() > 0.9
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Note, Send, Update
+from latecomer.core.messages import Arrived, Joined, Send, Update
+from latecomer.core.outcomes import Note, Outcome
 from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 OFF = {
@@ -67,7 +68,9 @@ def test_what_is_mostly_noise_is_not_repaired_and_the_log_says_so():
     tasks = [c.task for c in server.handle(*map(Joined, range(5))) if isinstance(c, Send)]
     updates = [Update(t.id, torch.ones(SIZE), 1, noise_std=1.0) for t in tasks]
     arrived = [Arrived(t.device, u) for t, u in zip(tasks, updates, strict=True)]
-    notes = [c for c in server.handle(*arrived) if isinstance(c, Note) and c.kind == "switch"]
+    notes = [
+        c for c in server.handle(*arrived) if isinstance(c, Outcome | Note) and c.kind == "switch"
+    ]
     reasons = sorted(note.fields["reason"] for note in notes)
     assert ["average" in reasons[0], "repair" in reasons[1], len(reasons)] == [True, True, 2]
     assert not server.strategy.compensate.known

@@ -4,7 +4,7 @@ import pytest
 
 from latecomer.core.messages import Joined, Send
 from latecomer.strategies.parts import compensation
-from latecomer.strategies.parts.switch_off import Switch
+from latecomer.strategies.parts.switch_off import SwitchOff
 from toy import ToyRun, toy_fleet, toy_server
 
 
@@ -41,7 +41,7 @@ def test_feddc_with_a_closed_gate_is_semi_async(monkeypatch):
 
 
 def test_feddc_switched_off_is_semi_async(monkeypatch):
-    monkeypatch.setattr(Switch, "gamma", lambda *_: 0.0)
+    monkeypatch.setattr(SwitchOff, "gamma", lambda *_: 0.0)
     assert heads("feddc") == heads("semi-async")
     assert heads("feddc-fedasync", min_ratio=0.0) == heads("fedasync")
 

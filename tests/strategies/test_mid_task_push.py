@@ -3,10 +3,11 @@
 import torch
 
 from commands import sends
-from latecomer.core.messages import Arrived, Broadcast, Joined, Note, TrainSpec, Update
+from latecomer.core.messages import Arrived, Broadcast, Joined, TrainSpec, Update
+from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.server import Server
 from latecomer.core.strategy import Mix, Strategy
-from latecomer.strategies.latecomer.mid_task_push import RECENT, MidTaskPush
+from latecomer.strategies.latecomer.mid_task_push import RECENT_ANSWERS, MidTaskPush
 
 
 def told(commands):
@@ -33,10 +34,12 @@ class Pair:
             commands = self.server.handle(answer(self.fast))
             (self.fast,) = sends(commands)
             heard += [commit] * len(told(commands))
-            self.notes += [c for c in commands if isinstance(c, Note) and c.kind == "switch"]
+            self.notes += [
+                c for c in commands if isinstance(c, Outcome | Note) and c.kind == "switch"
+            ]
         number = len(self.server.open_tasks[self.slow.id].broadcasts) if uses else 0
         commands = self.server.handle(answer(self.slow, number))
-        self.notes += [c for c in commands if isinstance(c, Note) and c.kind == "switch"]
+        self.notes += [c for c in commands if isinstance(c, Outcome | Note) and c.kind == "switch"]
         (self.slow,) = [t for t in sends(commands) if t.device == 1]
         return heard
 
@@ -59,17 +62,17 @@ def test_who_is_back_soon_is_not_told():
 
 def test_broadcasts_end_when_they_are_not_used():
     pair = Pair(behind=2, lasts=8)
-    for _ in range(RECENT + 1):
+    for _ in range(RECENT_ANSWERS + 1):
         pair.task()
     (note,) = pair.notes
-    assert note.fields["reason"] == f"broadcasts end: 0 of the last {RECENT} were of use"
+    assert note.fields["reason"] == f"broadcasts end: 0 of the last {RECENT_ANSWERS} were of use"
     assert not pair.server.strategy.broadcasts
     assert pair.task() == []
 
 
 def test_broadcasts_go_on_while_they_are_used():
     pair = Pair(behind=2, lasts=8)
-    for _ in range(RECENT + 5):
+    for _ in range(RECENT_ANSWERS + 5):
         pair.task(uses=True)
     assert pair.task() == [2]
     assert pair.server.strategy.broadcasts

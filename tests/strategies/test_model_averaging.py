@@ -4,17 +4,23 @@ import pytest
 import torch
 
 from latecomer.core.codec import decode, encode
-from latecomer.strategies.latecomer.model_averaging import TURNS, Averages, gain
+from latecomer.strategies.latecomer.model_averaging import (
+    WINDOW_PASSES,
+    ModelAveraging,
+    newest_weight,
+)
 
 
 def test_gains_by_hand():
-    assert [gain(n, 0.0) for n in (1, 2, 5)] == [1.0, 4 / 5, 4 / 8]
-    assert gain(10**6, 0.1) == 0.1 / TURNS  # what is older than so many turns is forgotten
-    assert gain(10**6, 10 * TURNS) == 1.0
+    assert [newest_weight(n, 0.0) for n in (1, 2, 5)] == [1.0, 4 / 5, 4 / 8]
+    assert (
+        newest_weight(10**6, 0.1) == 0.1 / WINDOW_PASSES
+    )  # what is older than so many turns is forgotten
+    assert newest_weight(10**6, 10 * WINDOW_PASSES) == 1.0
 
 
 def test_an_average_by_hand():
-    averages = Averages()
+    averages = ModelAveraging()
     averages.begin("main", torch.tensor([9.0]))
     found = []
     for value in (1.0, 2.0, 4.0):
@@ -26,18 +32,18 @@ def test_an_average_by_hand():
 
 def test_the_mean_of_a_noisy_way_is_nearer_than_its_end():
     draw = torch.Generator().manual_seed(0)
-    averages = Averages()
+    averages = ModelAveraging()
     averages.begin("main", torch.zeros(100))
     for _ in range(400):
         last = torch.randn(100, generator=draw)
         averages.add("main", last, 0.1)
     mean = averages.get("main", last)
     # White noise: gains of about g leave g / (2 - g) of its variance.
-    assert mean.square().mean().item() == pytest.approx(gain(400, 0.1) / 2, rel=0.5)
+    assert mean.square().mean().item() == pytest.approx(newest_weight(400, 0.1) / 2, rel=0.5)
 
 
 def test_what_is_forgotten_is_as_it_is():
-    averages = Averages()
+    averages = ModelAveraging()
     averages.begin("main", torch.ones(1))
     averages.forget("main", "another")
     assert not averages
@@ -45,7 +51,7 @@ def test_what_is_forgotten_is_as_it_is():
 
 
 def test_averages_outlive_a_checkpoint():
-    one, other = Averages(), Averages()
+    one, other = ModelAveraging(), ModelAveraging()
     one.begin("main", torch.zeros(2))
     one.add("main", torch.ones(2), 0.5)
     other.restore(decode(*encode(one.state())))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from commands import sends
-from latecomer.core.messages import Arrived, Joined, Note, Send, TrainSpec, Update
+from latecomer.core.messages import Arrived, Joined, Send, TrainSpec, Update
+from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.device.client import Client
@@ -79,7 +80,7 @@ def test_a_silent_device_moves_nothing_and_is_given_the_next_task():
     server = Server(torch.zeros(1), paflm(), TrainSpec())
     (task,) = sends(server.handle(Joined(0)))
     note, _, send = server.handle(Arrived(0, Update(task.id, None, 5)))
-    assert isinstance(note, Note)
+    assert isinstance(note, Outcome | Note)
     assert dict(note.fields) == {"device": 0, "task": 0, "sent": 0, "skipped": True, "saved": 4}
     assert isinstance(send, Send)
     assert (server.store.commits, server.accepted) == (0, 1)

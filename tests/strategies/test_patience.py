@@ -10,7 +10,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.parts.clustering import Clustering
-from latecomer.strategies.parts.dispatching import WhenReady
+from latecomer.strategies.parts.dispatching import ClusterDispatch
 
 HALF = Submodel("half", torch.tensor([0]))
 
@@ -20,7 +20,7 @@ class Fleet:
 
     def __init__(self, devices=6, submodels=None, **options):
         self.branches = Clustering(1, 4, every=1, turns=1.0, **{"listen": 1, **options})
-        strategy = Strategy(route=self.branches, dispatch=WhenReady(self.branches))
+        strategy = Strategy(route=self.branches, dispatch=ClusterDispatch(self.branches))
         self.server = Server(torch.zeros(2), strategy, TrainSpec(feedback=True))
         joined = [Joined(d, (submodels or {}).get(d)) for d in range(devices)]
         self.tasks = self.sent(self.server.handle(*joined))
@@ -99,4 +99,4 @@ def test_devices_judge_in_every_third_task_and_are_remembered_meanwhile():
     # The first was sent with the spec of the fleet.
     assert asked == [True, False, False, True, False, False, True]
     assert judgement(fleet, 0) == 0.3
-    assert fleet.server.home(0) == MAIN
+    assert fleet.server.lineage_of(0) == MAIN

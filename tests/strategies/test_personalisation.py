@@ -20,7 +20,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Commit, Strategy
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
-from latecomer.strategies.latecomer.model_averaging import TURNS
+from latecomer.strategies.latecomer.model_averaging import WINDOW_PASSES
 from latecomer.strategies.latecomer.personalisation import FEWEST, Personalisation, dispersion
 from latecomer.strategies.parts.clustering import Clustering
 
@@ -250,7 +250,7 @@ def test_no_average_is_older_than_so_many_turns():
     server, commands = noisy()
     commands, _ = shake(server, commands, (0.0,) * 400)
     shake(server, commands, (2.0,))
-    assert server.model().item() == pytest.approx(0.5 / TURNS)  # half a turn, not 4 / 403
+    assert server.model().item() == pytest.approx(0.5 / WINDOW_PASSES)  # half a turn, not 4 / 403
 
 
 def test_a_last_commit_is_a_part_of_the_way():

@@ -16,14 +16,14 @@ from latecomer.core.messages import (
 )
 from latecomer.core.messages import Update as Answer
 from latecomer.core.server import Server
-from latecomer.core.strategy import Assignment, Stateful, Strategy
+from latecomer.core.strategy import Assignment, Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.papers.fedasync import fedasync
 from latecomer.strategies.parts.submodel_levels import (
     Around,
     SubmodelFitting,
     declared_levels,
-    fitted,
+    measured_levels,
 )
 from latecomer.strategies.recipe import recipes
 from toy import SIZE, ToyRun, toy_fleet, toy_server
@@ -268,7 +268,7 @@ class Recorder:
 
 def test_the_parts_inside_are_reached():
     route, dispatch = Recorder(), Recorder()
-    strategy = fitted(Strategy(route=route, dispatch=dispatch), fitting())
+    strategy = measured_levels(Strategy(route=route, dispatch=dispatch), fitting())
     server = Server(torch.zeros(SIZE), strategy, TrainSpec())
     commands = server.handle(Joined(0), TimerExpired("epoch", 3))
     assert [c.kind for c in commands if isinstance(c, Note)] == ["told", "told", "dispatch"]
@@ -280,7 +280,7 @@ def test_the_parts_inside_are_reached():
     assert route.heard == dispatch.heard == expected
     route.count = 5
     twin_route, twin_dispatch = Recorder(), Recorder()
-    twin = fitted(Strategy(route=twin_route, dispatch=twin_dispatch), fitting())
+    twin = measured_levels(Strategy(route=twin_route, dispatch=twin_dispatch), fitting())
     twin.restore(strategy.state())
     assert (twin_route.count, twin_dispatch.count) == (5, 1)
 
@@ -311,7 +311,7 @@ def fitted_run(name="fedasync", at_least=3, fleet=None):
     part = fitting(at_least=at_least)
     twin = Server(
         torch.zeros(SIZE),
-        fitted(server.strategy, part),
+        measured_levels(server.strategy, part),
         TrainSpec(lr=0.5),
         seed=7,
         networks=server.network,
@@ -351,7 +351,9 @@ def test_before_anyone_is_fitted_nothing_differs():
 
 
 def test_fedasync_leaves_what_nobody_carries():
-    server = Server(torch.zeros(SIZE), fitted(fedasync(), fitting(slack=1e-9)), TrainSpec())
+    server = Server(
+        torch.zeros(SIZE), measured_levels(fedasync(), fitting(slack=1e-9)), TrainSpec()
+    )
     run = ToyRun(server, toy_fleet())
     run.until(30)
     heads = server.store.head_params()
@@ -370,7 +372,6 @@ def test_every_strategy_can_be_fitted(name):
     two.until(60)
     assert one.log == two.log
     assert one.heads() == two.heads()
-    assert all(isinstance(one.server.strategy.slots[s], Stateful) for s in ("route", "dispatch"))
     sizes = {fields.get("bytes", 0) for _, fields in one.lines("arrival")}  # 0: skipped
     assert sizes & {4 * WIDE.size, 4 * NARROW.size}
 
@@ -401,6 +402,6 @@ def test_declared_levels_are_carried_throughout():
 
 
 def test_a_declared_sub_model_gives_way_to_the_fitted_one():
-    server = Server(torch.zeros(SIZE), fitted(fedasync(), fitting()), TrainSpec())
+    server = Server(torch.zeros(SIZE), measured_levels(fedasync(), fitting()), TrainSpec())
     (task,) = [c.task for c in server.handle(Joined(0, NARROW)) if isinstance(c, Send)]
     assert task.submodel is None

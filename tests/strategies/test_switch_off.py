@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from latecomer.core.codec import decode, encode
-from latecomer.strategies.parts.switch_off import Switch, error
+from latecomer.strategies.parts.switch_off import SwitchOff, error
 
 
 def test_the_error_is_the_mean_absolute_difference():
@@ -23,7 +23,7 @@ def test_public_noise_is_taken_out():
 
 
 def test_it_fades_out_over_a_tenth_of_the_time_before():
-    switch = Switch(decay=0.1)
+    switch = SwitchOff(decay=0.1)
     switch.judge("main", 0, 90, estimated=2.0, stale=1.0)
     assert switch.gamma("main", 100) == 1.0
     assert switch.decide("main", 100) == (2.0, 1.0)
@@ -33,7 +33,7 @@ def test_it_fades_out_over_a_tenth_of_the_time_before():
 
 
 def test_without_decay_it_ends_at_once():
-    switch = Switch(decay=0.0)
+    switch = SwitchOff(decay=0.0)
     switch.judge("main", 0, 90, 2.0, 1.0)
     switch.decide("main", 100)
     assert switch.gamma("main", 100) == 0.0
@@ -41,7 +41,7 @@ def test_without_decay_it_ends_at_once():
 
 def test_every_device_has_one_vote():
     """One device that is far off cannot end it for the others, however large its updates."""
-    switch = Switch()
+    switch = SwitchOff()
     for device in range(9):
         switch.judge("main", device, 10, 0.01, 0.05)
     switch.judge("main", 9, 10, 600.0, 0.0)
@@ -52,7 +52,7 @@ def test_every_device_has_one_vote():
 
 
 def test_half_of_those_on_trial_must_have_been_judged():
-    switch = Switch()
+    switch = SwitchOff()
     for device in range(3):
         switch.tried("main", device, 10)
     switch.tried("other", 7, 10)  # another lineage's devices have no say
@@ -63,7 +63,7 @@ def test_half_of_those_on_trial_must_have_been_judged():
 
 
 def test_old_judgements_and_devices_that_have_vanished_are_forgotten():
-    switch = Switch()
+    switch = SwitchOff()
     for device in range(5):
         switch.tried("main", device, 10)
         switch.judge("main", device, 10, 0.1, 1.0)
@@ -74,19 +74,19 @@ def test_old_judgements_and_devices_that_have_vanished_are_forgotten():
 
 def test_an_estimate_that_diverged_is_the_worst():
     assert error(torch.tensor([float("nan")]), torch.zeros(1)) == float("inf")
-    switch = Switch()
+    switch = SwitchOff()
     switch.judge("main", 0, 10, float("inf"), 1.0)
     assert switch.decide("main", 10) == (float("inf"), 1.0)
 
 
 def test_it_can_be_left_on():
-    switch = Switch(enabled=False)
+    switch = SwitchOff(enabled=False)
     switch.judge("main", 0, 10, 3.0, 1.0)
     assert switch.decide("main", 10) is None
 
 
 def test_lineages_have_switches_of_their_own():
-    switch = Switch(decay=0.0)
+    switch = SwitchOff(decay=0.0)
     switch.judge("main", 0, 10, 3.0, 1.0)
     switch.decide("main", 10)
     switch.on_fork("main", "child")
@@ -95,13 +95,13 @@ def test_lineages_have_switches_of_their_own():
     switch.judge("other", 5, 10, 1.0, 2.0)
     switch.on_absorb("other", "main")
     assert switch.gamma("other", 10) == 1.0
-    copy = Switch(decay=0.0)
+    copy = SwitchOff(decay=0.0)
     copy.restore(switch.state())
     assert copy.gamma("child", 10) == 0.0
 
 
 def test_who_is_far_later_is_spared_until_it_is_judged():
-    switch = Switch(decay=0.0, spare=2.0)
+    switch = SwitchOff(decay=0.0, spare=2.0)
     for device, staleness in enumerate((10, 20, 30)):
         switch.judge("main", device, 90, 2.0, 1.0, staleness)
     switch.tried("main", 9, 90, 100)
@@ -114,13 +114,13 @@ def test_who_is_far_later_is_spared_until_it_is_judged():
     switch.judge("main", 9, 120, 2.0, 1.0, 100)
     assert switch.decide("main", 130) == (2.0, 1.0)
     assert switch.ended_below("main") == 200.0
-    copy = Switch(decay=0.0, spare=2.0)
+    copy = SwitchOff(decay=0.0, spare=2.0)
     copy.restore(decode(*encode(switch.state())))
     assert [copy.gamma("main", 130, staleness) for staleness in (100, 200)] == [0.0, 1.0]
 
 
 def test_what_had_ended_does_not_begin_to_fade_anew():
-    switch = Switch(decay=1.0, spare=2.0)
+    switch = SwitchOff(decay=1.0, spare=2.0)
     switch.judge("main", 0, 100, 2.0, 1.0, 10)
     switch.decide("main", 100)
     assert switch.gamma("main", 150, 10) == 0.5
@@ -131,7 +131,7 @@ def test_what_had_ended_does_not_begin_to_fade_anew():
 
 
 def test_an_old_probe_of_the_judged_does_not_silence_a_vote():
-    switch = Switch(decay=0.0, spare=2.0)
+    switch = SwitchOff(decay=0.0, spare=2.0)
     switch.judge("main", 0, 100, 2.0, 1.0, 10)
     switch.decide("main", 100)
     switch.judge("main", 1, 110, 2.0, 1.0, 50)

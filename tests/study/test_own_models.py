@@ -87,13 +87,13 @@ def test_a_device_is_measured_with_its_own_change_and_its_own_mix(experiment: Ex
     head = server.store.head_params()
     changes = {}
     for device in range(1, len(experiment.clients)):  # the first has never been heard
-        submodel = server.carries(device)
+        submodel = server.submodel_of(device)
         network = experiment.networks(submodel)
         assert network is not None
         changes[device] = learnt(network, take(head, submodel), experiment.train_of(device))
     found, kept = measured(experiment, Own(0.5, 1.0, changes)), 0
     for device, accuracy in found.items():
-        submodel = server.carries(device)
+        submodel = server.submodel_of(device)
         network = experiment.networks(submodel)
         assert network is not None
         test, train = experiment.test_of(device), experiment.train_of(device)
@@ -116,7 +116,7 @@ def test_an_old_change_that_would_do_harm_is_left_out(experiment: Experiment) ->
     server = experiment.server()
     head = server.store.head_params()
     harm = {
-        device: torch.full_like(take(head, server.carries(device)), torch.nan)
+        device: torch.full_like(take(head, server.submodel_of(device)), torch.nan)
         for device in range(len(experiment.clients))
     }
     assert measured(experiment, Own(1.0, 0.0, harm)) == measured(experiment, None)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.submodel import Submodel
 
 MAIN = "main"
@@ -285,11 +286,4 @@ class Stop(NamedTuple):
     reason: str
 
 
-class Note(NamedTuple):
-    """One line of the event log; the engine adds the time."""
-
-    kind: str
-    fields: Mapping[str, Any]
-
-
-Command = Send | Broadcast | Later | Stop | Note
+Command = Send | Broadcast | Later | Stop | Outcome | Note

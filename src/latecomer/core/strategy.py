@@ -1,4 +1,4 @@
-"""The five slots of an algorithm, with plain defaults."""
+"""The five slots of an algorithm and the hooks of its parts, with plain defaults."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from latecomer.core.messages import (
     MAIN,
     Contribution,
     Later,
-    Note,
     ServingSettings,
     Stop,
     Task,
     TimerExpired,
     TrainSpec,
 )
+from latecomer.core.outcomes import CompensationEnded, Note
 from latecomer.core.params import CHUNK, chunks
 from latecomer.core.pool import Pool
 from latecomer.core.store import ModelStore
@@ -26,7 +26,7 @@ from latecomer.core.submodel import Submodel
 
 
 class ServerView(Protocol):
-    """What a slot may look at. Nothing here may be changed by it."""
+    """The part of the server's state that parts may read; they change nothing in it."""
 
     @property
     def store(self) -> ModelStore: ...
@@ -42,13 +42,18 @@ class ServerView(Protocol):
     def seed(self) -> int: ...
     @property
     def tasks_given(self) -> int: ...
-    def home(self, device: int) -> str: ...
+    def lineage_of(self, device: int) -> str:
+        """The lineage whose model the device uses: its cluster assignment."""
+
     def network(self, submodel: Submodel | None) -> object | None:
-        """What a device with this sub-model trains, if the server can run it too."""
+        """The network that devices with this sub-model train, or None if the server has none."""
+
+
+# What slots return.
 
 
 class Commit(NamedTuple):
-    """A new head for a lineage, made of so many contributions, and so many stand-ins.
+    """New parameters for the head of a lineage, made of `contributions` and `surrogates`.
 
     A lineage that does not exist yet is opened as a fork of the main one.
     """
@@ -60,35 +65,44 @@ class Commit(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """The merge does not want this contribution."""
+    """The merge does not take this contribution."""
 
     reason: str
 
 
 class Compensated(NamedTuple):
-    """A compensated contribution, and what its line in the log tells of the repair."""
+    """A contribution after staleness compensation.
+
+    `gamma` is the share of the estimate in it (0: it was left stale), `seconds` the server time
+    charged, `details` further numbers for its log line.
+    """
 
     contribution: Contribution
-    told: Mapping[str, float]
+    gamma: float = 1.0
+    seconds: float = 0.0
+    details: Mapping[str, float] = {}
 
 
 class Assignment(NamedTuple):
     """Give `device` a task from the head of `lineage`.
 
     A lineage that does not exist yet is opened as a fork of the device's present one. The heads of
-    `offers` go with it, and the device starts from the one that fits its data best. `carry` is the
-    sub-model it gets; "own" is what it declared when it joined.
+    `offers` are sent too, and the device starts from the model with the least loss on its data.
+    `submodel` is the part of the model it trains; "declared" is what it declared when it joined.
     """
 
     device: int
     lineage: str = MAIN
     spec: TrainSpec | None = None
     offers: tuple[str, ...] = ()
-    carry: Submodel | Literal["own"] | None = "own"
+    submodel: Submodel | Literal["declared"] | None = "declared"
+
+
+# Actions that a part may ask for after the events of a moment (`act`).
 
 
 class Split(NamedTuple):
-    """Open the lineage `child` on the head of `parent`; these devices use it from now on."""
+    """Open the lineage `child` on the head of `parent` and assign these devices to it."""
 
     parent: str
     child: str
@@ -96,7 +110,7 @@ class Split(NamedTuple):
 
 
 class Absorb(NamedTuple):
-    """Commit `params` to `into` and close `gone`, whose devices follow; the log may tell why."""
+    """Commit `params` to `into`, close `gone` and move its devices to `into`."""
 
     into: str
     gone: str
@@ -105,11 +119,15 @@ class Absorb(NamedTuple):
 
 
 class BroadcastHead(NamedTuple):
-    """Broadcast the head of a lineage to those who work on an older version: all, or these."""
+    """Send the head of a lineage to its devices that train an older version: all, or these."""
 
     lineage: str
     devices: frozenset[int] | None = None
 
+
+Action = Split | Absorb | BroadcastHead | Later | CompensationEnded | Note
+
+# The slots.
 
 Route = Callable[[Contribution, ServerView], str]
 Compensate = Callable[[Contribution, ServerView], Contribution | Compensated | Later]
@@ -121,93 +139,107 @@ class Merge(Protocol):
     """Turns contributions into commits."""
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
-        """Take one contribution in; a commit here happens at once, before the next event."""
+        """Add one contribution; a commit returned here is made before the next event."""
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
-        """Called once after all events of one moment: the commits that are due now."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A part whose state belongs in a checkpoint."""
-
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-@runtime_checkable
-class WaitsForTimer(Protocol):
-    """A part that set a timer with `Later(seconds, TimerExpired(...))`."""
-
-    def on_timer(self, due: TimerExpired, view: ServerView) -> None: ...
+        """Called once after all events of one moment: the commits to make now."""
 
 
 @runtime_checkable
 class DelayedCompensation(Protocol):
-    """A compensation that took time: brings the contribution to the head of the moment it ends."""
+    """A compensate part that may return `Later(seconds, Ready(contribution))`.
+
+    `finish` is called when the seconds are over and compensates for the head of that moment.
+    """
 
     def finish(self, contribution: Contribution, view: ServerView) -> Compensated: ...
 
 
-@runtime_checkable
-class Tells(Protocol):
-    """A part with something to say in the log; asked after all events of one moment."""
+class Observer:
+    """Base class of parts that follow a run without deciding about single updates.
 
-    def tell(self, view: ServerView) -> Iterable[Note]: ...
+    Every method may be left out; parts in slots may have the same methods, with or without this
+    base class. The server calls each hook of every part that can be reached from the strategy's
+    attributes, once (`core.parts`). So no part passes a hook on to another.
 
-
-@runtime_checkable
-class Refines(Protocol):
-    """A part that opens and closes lineages, or broadcasts; asked after all events of a moment.
-
-    One that never broadcasts says so with `broadcasts = False`.
+    `broadcasts` is False for a part whose `act` never returns `BroadcastHead`.
     """
 
-    def refine(self, view: ServerView) -> Iterable[Split | Absorb | BroadcastHead]: ...
+    broadcasts: bool = False
+
+    def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
+        """An update was accepted and routed; it is not compensated or weighed yet."""
+
+    def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
+        """A weighed contribution is about to be merged."""
+
+    def on_commit(self, commit: Commit, view: ServerView) -> None:
+        """The merge has made a commit, which is about to be stored."""
+
+    def on_fork(self, parent: str, child: str) -> None:
+        """The lineage `child` was opened on the head of `parent`."""
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        """The lineage `gone` was closed in favour of `into`."""
+
+    def on_timer(self, timer: TimerExpired, view: ServerView) -> None:
+        """A timer set with `Later(seconds, TimerExpired(...))` has expired."""
+
+    def act(self, view: ServerView) -> Iterable[Action]:
+        """Called once after all events of one moment, after the merge: actions and log lines."""
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        """Everything the part remembers, for the checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set what `state` returned."""
 
 
 @runtime_checkable
-class FollowsLineages(Protocol):
-    """A part that keeps something per lineage."""
+class Serving(Protocol):
+    """An observer that decides which parameters are deployed, and how devices personalise them.
 
-    def on_fork(self, parent: str, child: str) -> None: ...
-    def on_absorb(self, into: str, gone: str) -> None: ...
-
-
-class Personalises(Protocol):
-    """How a model is made fit for use, and devices make it their own (`device.personal`).
-
-    `calibrated` is the newest model of a lineage as it is to be used; it is trained as it is.
-    `as_sent` is what devices have of it, who are sent the one that is trained.
-    `use` is what devices are told with it.
+    `interpolation` is the largest share of its last local update that a device adds to the model,
+    `prior_correction` the strength of its label-shift correction (`device.personalisation`).
     """
 
     @property
-    def keep(self) -> float: ...
+    def interpolation(self) -> float: ...
     @property
-    def mix(self) -> float: ...
-    def change(self, device: int) -> Tensor | None: ...
-    def calibrated(self, lineage: str, view: ServerView) -> Tensor: ...
-    def as_sent(self, lineage: str, view: ServerView) -> Tensor: ...
-    def use(self, lineage: str, view: ServerView) -> ServingSettings: ...
-    def expected(self, devices: Sequence[int], classes: int) -> Tensor | None: ...
+    def prior_correction(self) -> float: ...
+    def local_update(self, device: int) -> Tensor | None:
+        """The device's last delta, or None if it is unknown or private."""
+
+    def deployed(self, lineage: str, view: ServerView) -> Tensor:
+        """The parameters of a lineage to evaluate and save."""
+
+    def on_devices(self, lineage: str, view: ServerView) -> Tensor:
+        """The parameters of a lineage that a device has after it was sent the head."""
+
+    def settings(self, lineage: str, view: ServerView) -> ServingSettings:
+        """What a device must know to personalise the head of a lineage."""
+
+    def class_prior(self, devices: Sequence[int], classes: int) -> Tensor | None:
+        """The class shares that the model of these devices predicts on average."""
 
 
 # The plain defaults.
 
 
 def same_lineage(contribution: Contribution, view: ServerView) -> str:
-    """Route: the lineage the device was sent a model of, or what has absorbed it."""
+    """Route: the lineage of the model the device was sent, or the one that absorbed it."""
     return contribution.lineage
 
 
 def no_compensation(contribution: Contribution, view: ServerView) -> Contribution:
-    """Compensate: not at all."""
+    """Compensate: return the contribution unchanged."""
     return contribution
 
 
 def full_weight(contribution: Contribution, view: ServerView) -> float:
-    """Weigh: 1 for everybody."""
+    """Weigh: 1."""
     return 1.0
 
 
@@ -235,7 +267,7 @@ def mixed(head: Tensor, contribution: Contribution, weight: float) -> Tensor:
 
 
 class Mix:
-    """Merge: each contribution at once, w <- (1 - a) w + a w_i with a = its weight."""
+    """Merge: every contribution makes a commit, w <- (1 - a) w + a w_i with a its weight."""
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit:
         head = view.store.head_params(contribution.lineage)
@@ -246,9 +278,9 @@ class Mix:
 
 
 class ImmediateDispatch:
-    """Dispatch: every waiting device gets a task at once, at most `concurrency` working (0: all).
+    """Dispatch: every idle device gets a task, at most `concurrency` working at a time (0: all).
 
-    Which of the waiting go first is random, drawn anew for every version.
+    Which idle devices go first is drawn anew for every version.
     """
 
     def __init__(self, concurrency: int = 0) -> None:
@@ -260,22 +292,22 @@ class ImmediateDispatch:
             devices = view.idle.sample(free, selection_rng(view)) if free > 0 else []
         else:
             devices = list(view.idle)
-        return [Assignment(device, view.home(device)) for device in devices]
+        return [Assignment(device, view.lineage_of(device)) for device in devices]
 
 
 def selection_rng(view: ServerView) -> np.random.Generator:
-    """A random stream for choosing devices; derived, so that a checkpoint need not store it."""
+    """A random stream for choosing devices, from the seed, the commits and the tasks given."""
     return np.random.default_rng([view.seed, 0x5E1EC7, view.store.commits, view.tasks_given])
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """An algorithm: five slots filled. `prepare` adapts the run's training program to it.
+    """An algorithm: five slots and observers. It is a value: every run works on its own copy.
 
-    `has_epochs` tells that a commit on the main lineage closes an epoch of the whole fleet,
-    `personal` that devices are gathered in clusters with models of their own. `needs` names what
-    devices must tell of their data beside the delta, if it does not work without. With
-    `own` the model that is used is not the one that is trained.
+    `prepare` adapts the run's local training program. `has_epochs`: a commit on the main lineage
+    closes an epoch of the whole fleet. `personal`: devices are clustered, each cluster with a model
+    of its own. `needs` names what devices must send beside the delta, if the strategy does not work
+    without it.
     """
 
     name: str = "custom"
@@ -284,26 +316,18 @@ class Strategy:
     weigh: Weigh = full_weight
     merge: Merge = field(default_factory=Mix)
     dispatch: Dispatch = field(default_factory=ImmediateDispatch)
+    observers: tuple[Observer, ...] = ()
     prepare: Callable[[TrainSpec], TrainSpec] = same_spec
     has_epochs: bool = False
     personal: bool = False
     needs: str = ""
-    own: Personalises | None = None
 
     @property
-    def slots(self) -> dict[str, Any]:
-        names = ("route", "compensate", "weigh", "merge", "dispatch")
-        return {name: getattr(self, name) for name in names}
+    def inverts(self) -> bool:
+        """Whether late updates are compensated by gradient inversion, as the part declares."""
+        return bool(getattr(self.compensate, "inverts", False))
 
     @property
-    def broadcasts(self) -> bool:
-        """Whether devices at work may be sent newer models; parts that refine may say no."""
-        refining = (part for part in self.slots.values() if isinstance(part, Refines))
-        return any(getattr(part, "broadcasts", True) for part in refining)
-
-    def state(self) -> dict[str, Any]:
-        return {n: part.state() for n, part in self.slots.items() if isinstance(part, Stateful)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name, part_state in state.items():
-            getattr(self, name).restore(part_state)
+    def serving(self) -> Serving | None:
+        """The observer that decides about the deployed parameters, if there is one."""
+        return next((part for part in self.observers if isinstance(part, Serving)), None)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from latecomer.core.messages import Joined, Left, Note
+from latecomer.core.messages import Joined, Left
+from latecomer.core.outcomes import Logged, Note
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.engines.device_registry import Device, DeviceRegistry
@@ -31,7 +32,7 @@ class DeployedRun:
         timeouts: Timeouts,
         codec: TaskCodec,
         submodels: Mapping[float, Submodel | None],
-        on_note: Callable[[float, Note], None] | None,
+        on_note: Callable[[float, Logged], None] | None,
         session: str,
     ) -> None:
         self.server, self.transport, self.timeouts = server, transport, timeouts
@@ -58,7 +59,7 @@ class DeployedRun:
         """Write a line to the event log."""
         self.log(Note(kind, fields))
 
-    def log(self, note: Note) -> None:
+    def log(self, note: Logged) -> None:
         if self._on_note:
             self._on_note(self.now, note)
 

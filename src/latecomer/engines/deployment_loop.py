@@ -18,13 +18,13 @@ from latecomer.core.messages import (
     Failed,
     Later,
     Left,
-    Note,
     Ready,
     Received,
     Send,
     Stop,
     TimerExpired,
 )
+from latecomer.core.outcomes import Accepted, Logged, Note, Outcome, Refused
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.engines.deployed_run import DeployedRun
@@ -65,7 +65,7 @@ class DeploymentLoop:
         transport: Transport,
         timeouts: Timeouts | None = None,
         submodels: Mapping[float, Submodel | None] = WHOLE,
-        on_note: Callable[[float, Note], None] | None = None,
+        on_note: Callable[[float, Logged], None] | None = None,
         session: str = "",
         codec: TaskCodec | None = None,
     ) -> None:
@@ -185,8 +185,8 @@ class DeploymentLoop:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case Note():
-                self._heed(command)
+            case Outcome() | Note():
+                self._received(command)
                 self.shared.log(command)
             case Send(task):
                 self.dispatch.assign(task)
@@ -201,15 +201,16 @@ class DeploymentLoop:
             case Stop(reason):
                 self.stopped = reason
 
-    def _heed(self, note: Note) -> None:
-        """Back off a device whose update was refused; end the back-off of an accepted one."""
-        device = self.registry.devices.get(note.fields.get("device", -1))
-        if note.kind == "refusal" and device is not None:
+    def _received(self, outcome: Logged) -> None:
+        """Count an update's bytes; begin or end the back-off of its device."""
+        if not isinstance(outcome, Accepted | Refused):
+            return
+        self.shared.bytes_up += outcome.bytes or 0
+        device = None if outcome.device is None else self.registry.devices.get(outcome.device)
+        if device is not None and isinstance(outcome, Refused):
             self.failures.back_off(device)
-        elif note.kind == "arrival" and device is not None:
+        elif device is not None:
             self.failures.end_back_off(device)
-        if note.kind in ("arrival", "refusal"):
-            self.shared.bytes_up += note.fields.get("bytes", 0)
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint, beside the server's own state."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from latecomer.core.messages import ServingSettings, Task, Update
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
-from latecomer.core.strategy import DelayedCompensation
 from latecomer.engines.wire import (
     Introduction,
     InvalidPayload,
@@ -97,7 +96,7 @@ def needs_of(server: Server) -> str:
     strategy, spec = server.strategy, server.spec
     if strategy.needs:
         return f"to hear from devices {strategy.needs}"
-    if isinstance(strategy.compensate, DelayedCompensation):
+    if strategy.inverts:
         return "to know how devices train, to the step"
     asked = {
         "feedback on the model": spec.feedback,
@@ -109,6 +108,6 @@ def needs_of(server: Server) -> str:
     for what, wanted in asked.items():
         if wanted:
             return what
-    if strategy.broadcasts:
+    if server.parts.broadcasts:
         return "devices that hear of newer models while they train"
     return ""

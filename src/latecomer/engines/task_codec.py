@@ -26,7 +26,7 @@ class TaskCodec(Protocol):
         """
 
     def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
-        """What the device has answered; Refused if it is no answer to this task.
+        """What the device has answered; InvalidPayload if it is no answer to this task.
 
         `newer` names the broadcasts that the device was sent, by their numbers.
         """

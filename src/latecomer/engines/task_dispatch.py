@@ -58,7 +58,7 @@ class TaskDispatch:
             run.in_flight.unsent[task.id] = unsent
             return
         task.began = run.now
-        key, use = run.in_flight.keys[task.id], run.server.use(task.lineage)
+        key, use = run.in_flight.keys[task.id], run.server.serving_settings(task.lineage)
         payload = run.codec.encode(task, key, run.run_id, self._first_stop(task), use)
         message_id = run.transport.send(node, "train", payload)
         if message_id is None:
@@ -70,7 +70,7 @@ class TaskDispatch:
 
     def _first_stop(self, task: Task) -> int:
         """Epochs after which the device reports progress and waits; 0: it trains all epochs."""
-        if task.spec.local_epochs < 2 or not self.run.server.strategy.broadcasts:
+        if task.spec.local_epochs < 2 or not self.run.server.parts.broadcasts:
             return 0
         resumable = self.run.in_flight.resumable.setdefault(
             task.id, ResumableTask(task.spec.local_epochs)

@@ -21,7 +21,6 @@ from latecomer.core.messages import (
     Joined,
     Later,
     Left,
-    Note,
     Ready,
     Received,
     Send,
@@ -30,6 +29,16 @@ from latecomer.core.messages import (
     TimerExpired,
     Update,
     wire_bytes,
+)
+from latecomer.core.outcomes import (
+    Accepted,
+    BroadcastMade,
+    Committed,
+    Dispatched,
+    Logged,
+    Note,
+    Outcome,
+    Refused,
 )
 from latecomer.core.server import Server
 from latecomer.device.client import Rebases
@@ -113,7 +122,7 @@ class VirtualEngine:
         trainer: Trainer,
         devices: Collection[int],
         costs: ServerCosts | None = None,
-        on_note: Callable[[float, Note], None] | None = None,
+        on_note: Callable[[float, Logged], None] | None = None,
     ) -> None:
         self.server, self.fleet, self.trainer = server, fleet, trainer
         self.costs = costs or ServerCosts()
@@ -130,7 +139,7 @@ class VirtualEngine:
         self._spans: dict[int, tuple[float, ...]] = {}  # of the tasks that arrive at this moment
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
-        self._broadcasts = server.strategy.broadcasts
+        self._broadcasts = server.parts.broadcasts
         self._windowed = {device for device in devices if fleet.has_windows(device)}
         for device in devices:
             opens = fleet.next_open(device, 0.0)
@@ -195,8 +204,8 @@ class VirtualEngine:
         """What the server makes of the events of this moment is done when it is free."""
         commands = self.server.handle(*events)
         if self.costs.merge:
-            notes = (c for c in commands if isinstance(c, Note) and c.kind == "commit")
-            self._free_at += self.costs.merge * sum(n.fields["updates"] for n in notes)
+            merged = sum(c.updates for c in commands if isinstance(c, Committed))
+            self._free_at += self.costs.merge * merged
         for command in commands:
             self._carry_out(command)
 
@@ -244,14 +253,8 @@ class VirtualEngine:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case Note(kind, fields):
-                if kind in ("dispatch", "broadcast"):
-                    self.bytes_down += fields["bytes"]
-                elif kind in ("arrival", "refusal"):
-                    self.bytes_up += fields.get("bytes", 0)
-                    self.bytes_saved += fields.get("saved", 0)
-                    if spans := self._spans.pop(fields["task"], None):
-                        fields["spans"] = spans  # type: ignore[index]  # a dict of our own server
+            case Outcome() | Note():
+                self._count(command)
                 if self.on_note:
                     self.on_note(self.now, command)
             case Send(task):
@@ -269,6 +272,18 @@ class VirtualEngine:
                 self._push(self.now + seconds, due)
             case Stop(reason):
                 self.stopped = reason
+
+    def _count(self, outcome: Logged) -> None:
+        """Add up the bytes, and fill in how long the parts of a task took."""
+        match outcome:
+            case Dispatched() | BroadcastMade():
+                self.bytes_down += outcome.bytes
+            case Accepted() | Refused():
+                self.bytes_up += outcome.bytes or 0
+                if isinstance(outcome, Accepted):
+                    self.bytes_saved += outcome.saved or 0
+                if outcome.task is not None:
+                    outcome.spans = self._spans.pop(outcome.task, None) or None
 
     def _send(self, task: Task) -> None:
         down, up = task.bytes_down, wire_bytes(task.params)

@@ -24,7 +24,8 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from latecomer.core.messages import Note, TimerExpired, TrainSpec, wire_bytes
+from latecomer.core.messages import TimerExpired, TrainSpec, wire_bytes
+from latecomer.core.outcomes import Logged
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
@@ -79,7 +80,7 @@ class FlowerRoundsEngine(VirtualEngine):
         layout: Layout,
         evaluate: Evaluate,
         costs: ServerCosts | None = None,
-        on_note: Callable[[float, Note], None] | None = None,
+        on_note: Callable[[float, Logged], None] | None = None,
     ) -> None:
         super().__init__(server, fleet, trainer, devices, costs, on_note)
         merge = server.strategy.merge

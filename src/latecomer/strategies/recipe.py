@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +14,31 @@ from latecomer.loading import first_line, load_callable
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy, from_flower
 
 Build = Callable[..., Strategy]
+
+# Options of earlier versions, by strategy: the new name of each.
+RENAMED = {
+    "latecomer": {
+        "wait": "advanced.wait",
+        "step": "advanced.server_lr",
+        "clip": "advanced.norm_clip",
+        "fade": "advanced.age_discount",
+        "lead": "advanced.control_variate",
+        "reach": "advanced.trust_region",
+        "place": "advanced.projection_damping",
+        "repair": "compensate",
+        "spare": "advanced.exemption",
+        "stand_in": "surrogates",
+        "broadcast": "push",
+        "keep": "advanced.interpolation",
+        "mix": "advanced.prior_correction",
+        "average": "advanced.averaging",
+        "samples": "advanced.samples",
+        "iterations": "advanced.iterations",
+        "save_estimates": "advanced.save_estimates",
+    },
+    "feddc": {"stand_in": "surrogates"},
+    "echopfl": {"judge": "measure"},
+}
 
 
 @dataclass(frozen=True)
@@ -110,11 +135,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
     parameters = inspect.signature(found.build, eval_str=True).parameters
     for key in options:
         if key not in parameters:
-            hint = did_you_mean(key, ["name", *parameters])
-            allowed = ", ".join(parameters) or "none"
-            raise BadInput(
-                f"strategy.{key}: {found.name} has no such option{hint} (options: {allowed})"
-            )
+            raise _no_such_option(found.name, key, parameters)
     fields: dict[str, Any] = {
         key: (
             Any if p.annotation is inspect.Parameter.empty else p.annotation,
@@ -132,6 +153,21 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
         return dict(model(**options))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        table, *rest = (str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = parameters[table].annotation.model_fields
+            raise _no_such_option(found.name, rest[-1], known, f"{table}.") from error
+        key = ".".join((table, *rest))
         message = f"strategy.{key}: {first.get('input')!r}: {first['msg']}"
         raise BadInput(message) from error
+
+
+def _no_such_option(strategy: str, key: str, known: Iterable[str], table: str = "") -> BadInput:
+    """One line that names the option's new name, or the nearest known one."""
+    allowed = list(known)
+    new = RENAMED.get(strategy, {}).get(key)
+    hint = f"; it is now strategy.{new}" if new else did_you_mean(key, ["name", *allowed])
+    listed = ", ".join(allowed) or "none"
+    return BadInput(
+        f"strategy.{table}{key}: {strategy} has no such option{hint} (options: {listed})"
+    )

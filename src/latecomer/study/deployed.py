@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from latecomer.core.messages import Note
+from latecomer.core.outcomes import Logged, Note
 from latecomer.core.server import Server
 from latecomer.device.networks import Networks
 from latecomer.engines.deployment_loop import WHOLE, DeploymentLoop, Timeouts
@@ -95,7 +95,7 @@ class Deployment:
             reason = self.loop.run(bounds, self._after_step)
             self._save()
             if self.networks is not None:
-                lineages = sorted(self.server.branches())
+                lineages = sorted(self.server.clusters())
                 write_models(self.folder, self.server, lineages, self.networks.whole.layout)
         finally:
             self.events.file.close()
@@ -142,7 +142,7 @@ class Deployment:
             raise ValueError(f"a model of {found} parameters, this one has {size}")
         return int(state["events"])
 
-    def _log(self, time: float, note: Note) -> None:
+    def _log(self, time: float, note: Logged) -> None:
         self.events.write(time, note)
         if note.kind in ("refusal", "drop", "overdue", "away", "introduction"):
             log.info("%s %s", note.kind, dict(note.fields))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from latecomer.core.messages import ServingSettings
 from latecomer.core.server import Server
-from latecomer.core.strategy import Personalises
+from latecomer.core.strategy import Serving
 from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
@@ -53,7 +53,7 @@ class Evaluator:
 
     def _scores(self, server: Server, data: Examples) -> Scores:
         classes = self.experiment.federation.num_classes
-        members = Counter(server.home(device) for device in self._trained)
+        members = Counter(server.lineage_of(device) for device in self._trained)
         counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
         models = [server.model(lineage) for lineage in members]
         for logits, devices in zip(self._each(models, data.x), members.values(), strict=True):
@@ -66,16 +66,16 @@ class Evaluator:
         """Scores of each device's personalised model on the device's test part of that time."""
         groups: dict[tuple[str, str], list[int]] = {}
         for device in self._tested:
-            key = (server.home(device), name_of(server.carries(device)))
+            key = (server.lineage_of(device), name_of(server.submodel_of(device)))
             groups.setdefault(key, []).append(device)
         classes = self.experiment.federation.num_classes
         found: dict[int, Scores] = {}
         for (lineage, _), devices in groups.items():
             tests = [self.experiment.test_of(device, time) for device in devices]
-            submodel = server.carries(devices[0])
+            submodel = server.submodel_of(devices[0])
             params = take(server.model_on_devices(lineage), submodel)
             outputs = self._local_logits(
-                server.strategy.own, self._network(submodel), params, devices, tests, time
+                server.strategy.serving, self._network(submodel), params, devices, tests, time
             )
             for device, test, logits in zip(devices, tests, outputs, strict=True):
                 found[device] = scores(confusion(test.y, logits.argmax(1), classes), 0.0)
@@ -83,7 +83,7 @@ class Evaluator:
 
     def _local_logits(
         self,
-        personalisation: Personalises | None,
+        personalisation: Serving | None,
         network: FlatModel,
         params: Tensor,
         devices: Sequence[int],
@@ -103,21 +103,19 @@ class Evaluator:
             return
         for i, (device, test) in enumerate(zip(devices, tests, strict=True)):
             train = self.experiment.train_of(device, time)
-            update = personalisation.change(device)
+            update = personalisation.local_update(device)
             model = personalise(network, params, settings, update, train.x, train.y)
             logits = _logits(network, model.params, test.x) if settings.interpolation else shared[i]
             yield logits + model.output_bias
 
-    def _settings(
-        self, personalisation: Personalises | None, devices: Sequence[int]
-    ) -> ServingSettings:
+    def _settings(self, personalisation: Serving | None, devices: Sequence[int]) -> ServingSettings:
         """The serving settings of these devices; the output bias is in the parameters already."""
         if personalisation is None:
             return ServingSettings()
-        prior = personalisation.expected(devices, self.experiment.federation.num_classes)
+        prior = personalisation.class_prior(devices, self.experiment.federation.num_classes)
         return ServingSettings(
-            personalisation.keep,
-            personalisation.mix,
+            personalisation.interpolation,
+            personalisation.prior_correction,
             () if prior is None else tuple(prior.tolist()),
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from latecomer.core.checks import Checks
 from latecomer.core.server import Server
-from latecomer.core.strategy import DelayedCompensation, Strategy
+from latecomer.core.strategy import Strategy
 from latecomer.data.dataset import Dataset
 from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, concatenate_streams
 from latecomer.data.exclusive_classes import ExclusiveClasses
@@ -42,7 +42,11 @@ from latecomer.fleet.late import choose_late, lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.submodel_widths import widths_by_speed
 from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
-from latecomer.strategies.parts.submodel_levels import SubmodelFitting, declared_levels, fitted
+from latecomer.strategies.parts.submodel_levels import (
+    SubmodelFitting,
+    declared_levels,
+    measured_levels,
+)
 from latecomer.strategies.recipe import Recipe, find_recipe, resolve_options
 from latecomer.study.config import (
     Config,
@@ -120,8 +124,7 @@ class Experiment:
     def _program_notes(self) -> Iterable[str]:
         if self.drift is not None and self.config.data.test == "official":
             yield "data.drift: the official test rows belong to no device and do not change"
-        repairs = isinstance(self._strategy().compensate, DelayedCompensation)
-        if repairs and self.spec.optimizer == "adam":
+        if self._strategy().inverts and self.spec.optimizer == "adam":
             yield (
                 f"{self.recipe.name} with training.optimizer = 'adam': inversion through Adam is"
                 " inaccurate; the switch ends it where it does harm, sgd is the better choice"
@@ -159,7 +162,9 @@ class Experiment:
             # The first to be heard are the fastest: too few of them would make a poor measure.
             devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
             heard = ceil(MEASURED_BY * devices)
-            return fitted(strategy, SubmodelFitting(widths, networks.works, settings.slack, heard))
+            return measured_levels(
+                strategy, SubmodelFitting(widths, networks.works, settings.slack, heard)
+            )
         return strategy
 
     @cached_property

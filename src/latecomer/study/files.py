@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latecomer.core.messages import Note
+from latecomer.core.outcomes import Logged
 from latecomer.errors import BadInput
 
 
@@ -43,7 +43,7 @@ class EventLog:
     def __init__(self, path: Path, keep: int = 0) -> None:
         self.file = AppendOnlyFile(path, keep)
 
-    def write(self, time: float, note: Note) -> None:
+    def write(self, time: float, note: Logged) -> None:
         line = {"time": round(time, 6), "event": note.kind, **note.fields}
         self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 
-from latecomer.core.messages import Note
+from latecomer.core.outcomes import Logged
 from latecomer.core.params import digest
 from latecomer.core.strategy import DelayedCompensation, Strategy
 from latecomer.errors import BadInput, Interrupted, RunFailed
@@ -33,6 +33,7 @@ from latecomer.study.metrics import Scores
 from latecomer.study.models import write_models
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.sinks import Sinks, check_sinks
+from latecomer.study.totals import RunTotals
 
 # Tasks per device without one usable update, after which a run gives up.
 STUCK = 50
@@ -161,11 +162,7 @@ class _Run:
         self.checkpoints = Checkpoints(folder / "checkpoint")
         self.evaluated = (-1, -1)  # updates and version of the last evaluation
         self.wall_before = 0.0
-        self.staleness = {"count": 0, "sum": 0, "max": 0}
-        self.lost = {"refusal": 0, "drop": 0}
-        self.repairs: dict[str, Any] = {"count": 0, "seconds": 0.0, "switched_at": None}
-        self.spent: dict[int, float] = {}  # device -> epsilon, by its own ledger
-        self.counts = {"split": 0, "merge": 0, "broadcast": 0, "retire": 0}
+        self.totals = RunTotals()
         self.last: Scores | None = None
         self.best: dict[str, Any] | None = None  # the evaluation that validation liked best
         self.since_best = 0  # evaluations since then
@@ -178,7 +175,7 @@ class _Run:
             self.events.file.close()
             raise
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
-        self.moved_at, self.losses, self.last_loss = self.server.accepted, 0, ""
+        self.moved_at = (self.server.accepted, self.totals.losses)
         self.begun = time.monotonic()
         self.interrupted = False
 
@@ -218,7 +215,7 @@ class _Run:
 
     def _explained(self, reason: str) -> str:
         """Why the run ended; privacy budgets are named where they are the cause."""
-        retired, devices = self.counts["retire"], len(self.experiment.clients)
+        retired, devices = self.totals.retired, len(self.experiment.clients)
         if not retired or reason in ("updates", "epochs", "virtual_seconds"):
             return reason
         if retired == devices:
@@ -242,12 +239,13 @@ class _Run:
 
     def _check_that_it_moves(self) -> None:
         """A run whose updates are all lost or refused would go on for ever."""
-        if self.server.accepted != self.moved_at:
-            self.moved_at, self.losses = self.server.accepted, 0
-        elif self.losses > STUCK * len(self.experiment.clients):
+        accepted, losses = self.moved_at
+        if self.server.accepted != accepted:
+            self.moved_at = (self.server.accepted, self.totals.losses)
+        elif (lost := self.totals.losses - losses) > STUCK * len(self.experiment.clients):
             raise RunFailed(
-                f"{self.folder}: none of the last {self.losses} tasks gave an update that could"
-                f" be used; the last one: {self.last_loss}"
+                f"{self.folder}: none of the last {lost} tasks gave an update that could"
+                f" be used; the last one: {self.totals.last_loss}"
             )
 
     def _share(self) -> float:
@@ -292,29 +290,9 @@ class _Run:
             self.since_best += 1
         return seen
 
-    def _log(self, moment: float, note: Note) -> None:
-        self.events.write(moment, note)
-        if note.kind in self.lost:
-            self.lost[note.kind] += 1
-            self.losses += 1
-            self.last_loss = note.fields["reason"]
-        if note.kind in self.counts:
-            self.counts[note.kind] += 1
-        if "epsilon" in note.fields:
-            # Uploads that overtake each other bring earlier ledgers after later ones.
-            device, epsilon = note.fields["device"], note.fields["epsilon"]
-            self.spent[device] = max(epsilon, self.spent.get(device, 0.0))
-        if note.kind == "compensation":
-            self.repairs["count"] += note.fields.get("gamma", 1.0) > 0
-            self.repairs["seconds"] += note.fields.get("seconds", 0.0)
-        elif note.kind == "switch" and "error_stale" in note.fields:
-            at = self.repairs["switched_at"]
-            self.repairs["switched_at"] = note.fields["version"] if at is None else at
-        staleness = note.fields.get("staleness")
-        if note.kind == "arrival" and staleness is not None:
-            self.staleness["count"] += 1
-            self.staleness["sum"] += staleness
-            self.staleness["max"] = max(self.staleness["max"], staleness)
+    def _log(self, moment: float, outcome: Logged) -> None:
+        self.events.write(moment, outcome)
+        self.totals.add(outcome)
 
     def _checkpoint_is_due(self) -> bool:
         if not self.engine.resumable:
@@ -330,11 +308,7 @@ class _Run:
             "engine": self.engine.state(),
             "evaluated": self.evaluated,
             "wall": self._wall(),
-            "staleness": dict(self.staleness),
-            "lost": dict(self.lost),
-            "repairs": dict(self.repairs),
-            "spent": dict(self.spent),
-            "counts": dict(self.counts),
+            "totals": self.totals.state(),
             "best": self.best,
             "since_best": self.since_best,
             "files": {
@@ -365,9 +339,7 @@ class _Run:
                 raise ValueError(f"a model of {found} parameters, by config.toml it has {size}")
         self.evaluated = state["evaluated"]
         self.wall_before = state["wall"]
-        self.staleness, self.lost = dict(state["staleness"]), dict(state["lost"])
-        self.repairs = dict(state["repairs"])
-        self.spent, self.counts = dict(state["spent"]), dict(state["counts"])
+        self.totals.restore(state["totals"])
         self.best, self.since_best = state.get("best"), state.get("since_best", 0)
         return dict(state["files"])
 
@@ -404,7 +376,6 @@ class _Run:
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
         found = self.last or self.evaluator.central(self.server, self.engine.now)
         own = self._on_devices()
-        stale = self.staleness
         return {
             "strategy": self.config.strategy.name,
             "source": self.config.data.source,
@@ -417,13 +388,10 @@ class _Run:
             "wall_seconds": round(wall, 3),
             **{name: getattr(found, name) for name in SCALARS},
             "f1": self._by_class(found),
-            "staleness": {
-                "mean": stale["sum"] / stale["count"] if stale["count"] else 0.0,
-                "max": stale["max"],
-            },
+            "staleness": self.totals.staleness,
             "bytes": self._bytes(),
             "epsilon": self._epsilon(),
-            "compensation": dict(self.repairs) if self._repairs_updates() else None,
+            "compensation": self.totals.compensation if self._compensates() else None,
             "clusters": self._clusters(),
             "client_accuracy": {
                 "mean": own.mean,
@@ -435,8 +403,8 @@ class _Run:
             "client_macro_f1": asdict(own.macro_f1),
             "worst_client": own.worst_device,
             "best": self.best,
-            "refused": self.lost["refusal"],
-            "dropped": self.lost["drop"],
+            "refused": self.totals.refused,
+            "dropped": self.totals.dropped,
             "ended_by": reason,
             "late_devices": sorted(self.experiment.fleet.late),
             "branches": self._branches(),
@@ -448,7 +416,7 @@ class _Run:
         """Measured, and one row for each device in devices.csv."""
         own = self.evaluator.local_test(self.server, self.engine.now)
         table = Table(self.folder / "devices.csv", DEVICE_COLUMNS)
-        late, home = self.experiment.fleet.late, self.server.home
+        late, home = self.experiment.fleet.late, self.server.lineage_of
         for device, client in enumerate(self.experiment.federation.clients):
             row = (device, int(device in late), len(client.train.y), own.each.get(device))
             table.write(dict(zip(DEVICE_COLUMNS, (*row, home(device)), strict=True)))
@@ -464,46 +432,46 @@ class _Run:
         """What the devices have spent by their ledgers; one that has released nothing spent 0."""
         if not self.config.privacy.epsilon:
             return None
-        values = [self.spent.get(device, 0.0) for device in self.experiment.clients]
+        values = [self.totals.epsilon.get(device, 0.0) for device in self.experiment.clients]
         return {
             "mean": fmean(values),
             "max": max(values),
-            "retired": self.counts["retire"],
+            "retired": self.totals.retired,
         }
 
     def _branches(self) -> list[dict[str, Any]] | None:
         """Who is in which cluster."""
         if not self.server.strategy.personal:
             return None
-        found = self.server.branches().items()
+        found = self.server.clusters().items()
         return [{"lineage": name, "devices": devices} for name, devices in found]
 
     def _clusters(self) -> dict[str, int] | None:
         if not self.server.strategy.personal:
             return None
-        homes = {self.server.home(device) for device in self.experiment.clients}
+        homes = {self.server.lineage_of(device) for device in self.experiment.clients}
         return {
             "final": len(homes),
-            "splits": self.counts["split"],
-            "merges": self.counts["merge"],
-            "broadcasts": self.counts["broadcast"],
+            "splits": self.totals.splits,
+            "merges": self.totals.merges,
+            "broadcasts": self.totals.broadcasts,
         }
 
-    def _repairs_updates(self) -> bool:
+    def _compensates(self) -> bool:
         return isinstance(self.server.strategy.compensate, DelayedCompensation)
 
     def _warnings(self) -> list[str]:
-        refused, accepted = self.lost["refusal"], self.server.accepted
+        refused, accepted = self.totals.refused, self.server.accepted
         if refused <= accepted:
             return []
         return [
             f"{refused} updates were refused and only {accepted} accepted; the last reason:"
-            f" {self.last_loss}. Does training diverge? Try a smaller training.lr"
+            f" {self.totals.last_loss}. Does training diverge? Try a smaller training.lr"
         ]
 
     def _used_lineages(self) -> list[str]:
         users = range(len(self.experiment.federation.clients))
-        return sorted({self.server.home(device) for device in users})
+        return sorted({self.server.lineage_of(device) for device in users})
 
     def _hash(self) -> str:
         return digest(self.server.model(name) for name in self._used_lineages())

@@ -1,12 +1,13 @@
-"""Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, 2021.
+"""Aggregation over cached updates: every commit averages the last update of every device.
 
-MIFA: the server keeps the last delta of every device, and each step is the mean over all of them,
-so that those who are seldom heard count as much as those who are heard all the time. Here a step
-follows every few arrivals instead of every round, and what is known to be outdated is renewed.
+Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, 2021 (MIFA):
+the server caches the last delta of every device and steps by the mean of the cache, so devices that
+answer seldom count as much as those that answer often. Here a commit follows a share of the fleet
+instead of a round, and cached updates known to be outdated are renewed by surrogates.
 
 Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
-Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): by how much those who have just spoken
-have changed their minds is what all others are expected to have changed theirs by.
+Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): the mean change of the updates that
+have just arrived is the variance-reduced correction, applied for all devices.
 """
 
 import math
@@ -25,317 +26,321 @@ from latecomer.core.submodel import Submodel, covered, name_of
 from latecomer.strategies.parts.merging import Surrogates
 from latecomer.strategies.parts.quota import quota
 
-FORGET_AFTER_PASSES = (
-    3  # turns of its lineage after which the word of a device that is gone no longer counts
-)
-WEIGHT_CAP = 10.0  # times the usual weight: no device may claim more
+FORGET_AFTER_PASSES = 3  # fleet passes after which the cached update of an absent device is dropped
+WEIGHT_CAP = 10.0  # times the median weight of the cache
 
 
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedUpdate:
-    """The last that a device has said, or a stand-in for it."""
+    """The last delta of a device, or a surrogate for it."""
 
     delta: Tensor
     submodel: Submodel | None
     weight: float
-    heard: int  # at which commit
-    size: float  # root mean square, which does not hang on how much of the model is covered
-    signal: float = 1.0  # the share of its square that is not noise
-    begin: float | None = None  # how far along it the model lay when it was said, if known
+    version: int  # commits when it arrived
+    rms: float  # root mean square of the delta
+    signal: float = 1.0  # share of its squared norm that is not privacy noise
+    position: float | None = None  # of its base along the delta, in lengths of it; None: unknown
 
 
-def cached_update_of(
-    contribution: Contribution, heard: int, base: Tensor | None = None
+def cached_update(
+    contribution: Contribution, version: int, base: Tensor | None = None
 ) -> CachedUpdate:
+    """The cache entry of a contribution; with `base` its position is kept for damping."""
     delta, submodel = contribution.delta, contribution.task.submodel
-    size = size_of(delta, delta.numel())
-    signal = signal_share(size, contribution.update)
-    begin = None if base is None else along(delta, size, base)
-    return CachedUpdate(delta, submodel, contribution.weight, heard, size, signal, begin)
+    rms = rms_of(delta, delta.numel())
+    signal = signal_share(rms, contribution.update)
+    position = None if base is None else position_along(delta, rms, base)
+    return CachedUpdate(delta, submodel, contribution.weight, version, rms, signal, position)
 
 
-def signal_share(size: float, update: Update) -> float:
-    """How much of the square of a word of this size its device has not added for privacy."""
+def signal_share(rms: float, update: Update) -> float:
+    """1 - noise variance / rms^2 of a delta, at least 0; 0 if its noise is unknown."""
     noise = update.noise_std
     if not noise:
-        return 0.0 if update.epsilon else 1.0  # how much noise there is after Adam, nobody knows
-    return 1.0 - (noise / size) ** 2 if noise < size else 0.0
+        return 0.0 if update.epsilon else 1.0  # after Adam the noise in the delta is unknown
+    return 1.0 - (noise / rms) ** 2 if noise < rms else 0.0
 
 
-def voice(signal: float, times: float) -> float:
-    """How loud a new word is, if all words weigh so many times what the new ones do.
+def noise_aware_weight(signal: float, ratio: float) -> float:
+    """The factor on a new update if the cache weighs `ratio` times as much as the new updates.
 
-    What of it is noise is heard once instead of in every commit of a turn, in the same sum.
+    The noise part counts once, with the sum that it would have over all commits of a fleet pass.
     """
-    return signal + (1.0 - signal) * times
+    return signal + (1.0 - signal) * ratio
 
 
-def size_of(delta: Tensor, coordinates: int) -> float:
-    """The root of the mean square of so many coordinates; the others are 0."""
+def rms_of(delta: Tensor, coordinates: int) -> float:
+    """Root mean square over `coordinates`; further ones are 0."""
     norm: float = delta.norm().item()
     return norm / math.sqrt(max(1, coordinates))
 
 
 class CachedAggregation:
-    """Merge: when `share` of the members have arrived there is a commit, in which all have a word.
+    """Merge: when `share` of the devices have arrived, commit the mean of all cached updates.
 
-    The step is the weighted mean of the last words of all members, times `step` for a whole turn
-    of them. A word of more than `clip` times the usual size is shortened to that (0: never). What
-    was heard longer ago than a turn counts less, (turns)^-`fade`. With `lead` the change of those
-    who have just arrived counts for everybody: not at all at 0 (MIFA), in full at 1 (CA2FL).
-    With `reach` steps are so short that in a turn the mean moves the model by no more than so many
-    times the usual word (0: as far as it likes): where all say the same, and mean it to the end,
-    twice the mean of old words is too far. What those who lead add is shortened by as much.
-    With `place` a word means a place (1) rather than a direction (0): what of its way the model has
-    gone since it was said is not said again. That damps what late ones set swinging.
-    Noise that devices add for privacy is not repeated: of a word what is more than noise counts in
-    every commit, the rest when it is new, then for all of these. As far as words are noise nobody
-    leads, and steps are not shortened: nothing is said twice.
-    `surrogates` renew the words of devices that have been silent for a turn. A share of 0 commits
-    at every arrival.
+    w <- w + s * mean(cache), s = `server_lr` * arrivals / devices, at most 1: `server_lr` is the
+    step per fleet pass. Options:
+
+    share: share of the devices whose arrival makes a commit; 0 commits at every arrival.
+    norm_clip: cached updates are clipped to this times their median RMS (0: no clipping).
+    age_discount: an update a > 1 fleet passes old has its weight multiplied by a^-age_discount.
+    control_variate: share of the variance-reduced correction: 0 is MIFA, 1 is CA2FL.
+    trust_region: bounds the displacement by the mean per fleet pass to this times the median update
+        RMS, and shortens the correction by as much (0: no bound).
+    projection_damping: share of the distance the model has already moved along a cached update
+        since its base, which is taken off that update (0: none).
+
+    Privacy noise is not repeated: the signal part of an update counts in every commit, the noise
+    part only in the commit after its arrival, with the sum of all commits of a fleet pass. Clipped
+    by their signal share, correction and trust region do not act on noise. `surrogates` renew
+    cached updates that are older than a fleet pass.
     """
 
     def __init__(
         self,
         share: float,
-        step: float,
-        clip: float,
-        fade: float = 0.0,
-        lead: float = 0.0,
-        reach: float = 0.0,
-        place: float = 0.0,
+        server_lr: float,
+        norm_clip: float,
+        age_discount: float = 0.0,
+        control_variate: float = 0.0,
+        trust_region: float = 0.0,
+        projection_damping: float = 0.0,
         surrogates: Surrogates | None = None,
     ) -> None:
-        self.share, self.step, self.clip, self.fade = share, step, clip, fade
-        self.lead, self.reach, self.place = lead, reach, place
+        self.share, self.server_lr, self.norm_clip = share, server_lr, norm_clip
+        self.age_discount, self.control_variate = age_discount, control_variate
+        self.trust_region, self.projection_damping = trust_region, projection_damping
         self.surrogates = surrogates
-        self._words: dict[str, dict[int, CachedUpdate]] = {}
-        self._arrived: dict[str, list[int]] = {}
-        self._before: dict[
-            str, dict[int, CachedUpdate]
-        ] = {}  # of those who have arrived: their word then
+        self._cache: dict[str, dict[int, CachedUpdate]] = {}  # by lineage and device
+        self._arrived: dict[str, list[int]] = {}  # devices since the last commit
+        self._replaced: dict[str, dict[int, CachedUpdate]] = {}  # their cached updates before
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
         lineage, device = contribution.lineage, contribution.task.device
         arrived = self._arrived.setdefault(lineage, [])
-        before = self._before.setdefault(lineage, {})
-        words = self._words.setdefault(lineage, {})
-        if self.lead and device in words and device not in arrived:
-            before[device] = words[device]
-        for known in self._words.values():
-            known.pop(device, None)  # it is a member of one lineage at a time
-        words[device] = cached_update_of(
-            contribution, view.store.commits, self._base(contribution, view)
-        )
+        replaced = self._replaced.setdefault(lineage, {})
+        cache = self._cache.setdefault(lineage, {})
+        if self.control_variate and device in cache and device not in arrived:
+            replaced[device] = cache[device]
+        for cached in self._cache.values():
+            cached.pop(device, None)  # a device is a member of one lineage at a time
+        base = self._base(contribution, view)
+        cache[device] = cached_update(contribution, view.store.commits, base)
         arrived.append(device)
-        members = self._members(lineage, view)
+        members = self._count_members(lineage, view)
         if len(arrived) < quota(self.share, members):
             return None
-        del self._arrived[lineage], self._before[lineage]
-        turn = members / len(arrived) * len(view.store.lineages)  # in commits
-        self._forget(words, turn, view)
-        others = self._renew(lineage, turn, view)
-        spoke, head = {*arrived}, view.store.head_params(lineage)
-        step = min(1.0, self.step * len(spoke) / members)
-        signal = median(word.signal for word in words.values())
-        faded = [self._faded(word, turn, view) for word in words.values()]
-        voices = self._voices(words, faded, spoke)
-        params = called(head, faded, step, self.clip, self.place, voices)
-        commits = members / len(spoke)
-        within = self._within_reach(params - head, faded, commits, signal) if self.reach else 1.0
+        del self._arrived[lineage], self._replaced[lineage]
+        fleet_pass = members / len(arrived) * len(view.store.lineages)  # in commits
+        self._forget(cache, fleet_pass, view)
+        surrogates = self._renew(lineage, fleet_pass, view)
+        new, head = {*arrived}, view.store.head_params(lineage)
+        step = min(1.0, self.server_lr * len(new) / members)
+        signal = median(cached.signal for cached in cache.values())
+        discounted = [self._discounted(cached, fleet_pass, view) for cached in cache.values()]
+        factors = self._noise_aware_weights(cache, discounted, new)
+        params = stepped(head, discounted, step, self.norm_clip, self.projection_damping, factors)
+        within = self._trusted_share(params - head, discounted, members / len(new), signal)
         changes = [
-            (was, words[d]) for d, was in before.items() if d in words and same(was, words[d])
+            (before, cache[d])
+            for d, before in replaced.items()
+            if d in cache and name_of(before.submodel) == name_of(cache[d].submodel)
         ]
         if changes:
-            params = led(params, changes, faded, self.lead * signal, step, self.clip)
+            share = self.control_variate * signal
+            params = corrected(params, changes, discounted, share, step, self.norm_clip)
         if within < 1:
             params = torch.lerp(head, params, within)
-        return Commit(lineage, params, len(arrived), others)
+        return Commit(lineage, params, len(arrived), surrogates)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
 
-    def _voices(
-        self, words: Mapping[int, CachedUpdate], faded: Sequence[CachedUpdate], spoke: Set[int]
+    def _noise_aware_weights(
+        self, cache: Mapping[int, CachedUpdate], discounted: Sequence[CachedUpdate], new: Set[int]
     ) -> list[float] | None:
-        if all(word.signal == 1.0 for word in faded):
+        """A factor for every cached update; None where no update has noise."""
+        if all(cached.signal == 1.0 for cached in discounted):
             return None
-        heaviest, _ = bounds(faded, self.clip)
-        weights = [min(word.weight, heaviest) for word in faded]
-        new = [weight for device, weight in zip(words, weights, strict=True) if device in spoke]
-        times = math.fsum(weights) / math.fsum(new)
+        weight_cap, _ = bounds(discounted, self.norm_clip)
+        weights = [min(cached.weight, weight_cap) for cached in discounted]
+        of_new = [weight for device, weight in zip(cache, weights, strict=True) if device in new]
+        ratio = math.fsum(weights) / math.fsum(of_new)
         return [
-            voice(word.signal, times) if device in spoke else word.signal
-            for device, word in words.items()
+            noise_aware_weight(cached.signal, ratio) if device in new else cached.signal
+            for device, cached in cache.items()
         ]
 
-    def _within_reach(
-        self, move: Tensor, words: Sequence[CachedUpdate], commits: float, signal: float
+    def _trusted_share(
+        self, move: Tensor, cache: Sequence[CachedUpdate], commits: float, signal: float
     ) -> float:
-        """The share of a move that, made in all commits of a turn, stays within reach."""
-        reach, far = self.reach * usual_size(words), size_of(move, widest(words)) * commits
-        within = reach / far if 0 < reach < far else 1.0
+        """The share of `move` that stays in the trust region if each commit of a pass makes it."""
+        if not self.trust_region:
+            return 1.0
+        radius = self.trust_region * median_rms(cache)
+        distance = rms_of(move, widest(cache)) * commits
+        within = radius / distance if 0 < radius < distance else 1.0
         return within if signal == 1.0 else 1.0 - signal * (1.0 - within)
 
     def _base(self, contribution: Contribution, view: ServerView) -> Tensor | None:
-        """What it was said of; of another lineage's model there is no way to this one's."""
-        if not self.place:
+        """Its base, if damping is on and the base is of the lineage the update is merged into."""
+        if not self.projection_damping:
             return None
         here = view.store.resolve(contribution.task.lineage) == contribution.lineage
         return contribution.base if here else None
 
-    def _faded(self, word: CachedUpdate, turn: float, view: ServerView) -> CachedUpdate:
-        turns = (view.store.commits - word.heard) / turn
-        if not self.fade or turns <= 1.0:
-            return word
-        return replace(word, weight=word.weight * turns**-self.fade)
+    def _discounted(
+        self, cached: CachedUpdate, fleet_pass: float, view: ServerView
+    ) -> CachedUpdate:
+        passes = (view.store.commits - cached.version) / fleet_pass
+        if not self.age_discount or passes <= 1.0:
+            return cached
+        return replace(cached, weight=cached.weight * passes**-self.age_discount)
 
-    def _members(self, lineage: str, view: ServerView) -> int:
-        """How many may speak: those who are there, and those who have."""
-        words = self._words[lineage]
-        present = [d for devices in (view.idle, view.working) for d in devices if d not in words]
+    def _count_members(self, lineage: str, view: ServerView) -> int:
+        """Devices of the lineage that are present or have a cached update."""
+        cache = self._cache[lineage]
+        present = [d for devices in (view.idle, view.working) for d in devices if d not in cache]
         if len(view.store.lineages) > 1:
-            present = [device for device in present if view.home(device) == lineage]
-        return len(present) + len(words)
+            present = [device for device in present if view.lineage_of(device) == lineage]
+        return len(present) + len(cache)
 
-    def _forget(self, words: dict[int, CachedUpdate], turn: float, view: ServerView) -> None:
-        for device, word in list(words.items()):
-            gone = device not in view.working and device not in view.idle
-            if gone and view.store.commits - word.heard > FORGET_AFTER_PASSES * turn:
-                del words[device]
+    def _forget(self, cache: dict[int, CachedUpdate], fleet_pass: float, view: ServerView) -> None:
+        """Drop the cached updates of devices that have been absent for several fleet passes."""
+        for device, cached in list(cache.items()):
+            absent = device not in view.working and device not in view.idle
+            if absent and view.store.commits - cached.version > FORGET_AFTER_PASSES * fleet_pass:
+                del cache[device]
 
-    def _renew(self, lineage: str, turn: float, view: ServerView) -> int:
+    def _renew(self, lineage: str, fleet_pass: float, view: ServerView) -> int:
+        """Replace cached updates older than a fleet pass by surrogates; returns how many."""
         if self.surrogates is None:
             return 0
-        words, now = self._words[lineage], view.store.commits
-        fresh = [device for device, word in words.items() if now - word.heard <= turn]
+        cache, now = self._cache[lineage], view.store.commits
+        fresh = [device for device, cached in cache.items() if now - cached.version <= fleet_pass]
         renewed = self.surrogates(lineage, fresh, view)
-        for other in renewed:
-            known = words.get(other.task.device)
-            heard = now if known is None else known.heard
-            words[other.task.device] = cached_update_of(other, heard, self._base(other, view))
+        for surrogate in renewed:
+            cached = cache.get(surrogate.task.device)
+            version = now if cached is None else cached.version
+            base = self._base(surrogate, view)
+            cache[surrogate.task.device] = cached_update(surrogate, version, base)
         return len(renewed)
 
-    def on_fork(self, parent: str, child: str) -> None:
-        """What was said stays with the parent."""
-
     def on_absorb(self, into: str, gone: str) -> None:
-        """What was said of another model does not count; those who said it are heard anew."""
-        for kept in (self._words, self._arrived, self._before):
+        """Updates for another model are dropped; the devices of `gone` are cached anew."""
+        for kept in (self._cache, self._arrived, self._replaced):
             kept.pop(gone, None)
 
     def state(self) -> dict[str, Any]:
         return {
-            "words": {name: dict(of) for name, of in self._words.items()},
+            "cache": {name: dict(of) for name, of in self._cache.items()},
             "arrived": {name: list(of) for name, of in self._arrived.items()},
-            "before": {name: dict(of) for name, of in self._before.items()},
+            "replaced": {name: dict(of) for name, of in self._replaced.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._words = {name: dict(of) for name, of in state["words"].items()}
+        self._cache = {name: dict(of) for name, of in state["cache"].items()}
         self._arrived = {name: list(of) for name, of in state["arrived"].items()}
-        self._before = {name: dict(of) for name, of in state["before"].items()}
+        self._replaced = {name: dict(of) for name, of in state["replaced"].items()}
 
 
-def usual_size(words: Iterable[CachedUpdate]) -> float:
-    return median(word.size for word in words)
+def median_rms(cache: Iterable[CachedUpdate]) -> float:
+    return median(cached.rms for cached in cache)
 
 
-def widest(words: Iterable[CachedUpdate]) -> int:
-    """How many coordinates are covered: narrower networks are corners of wider ones."""
-    return max(word.delta.numel() for word in words)
+def widest(cache: Iterable[CachedUpdate]) -> int:
+    """The number of covered coordinates: narrower networks are corners of wider ones."""
+    return max(cached.delta.numel() for cached in cache)
 
 
-def same(one: CachedUpdate, other: CachedUpdate) -> bool:
-    """Whether both are of the same part of the model."""
-    return name_of(one.submodel) == name_of(other.submodel)
-
-
-def called(
+def stepped(
     head: Tensor,
-    words: Sequence[CachedUpdate],
+    cache: Sequence[CachedUpdate],
     step: float,
-    clip: float,
-    place: float = 0.0,
-    voices: Sequence[float] | None = None,
+    norm_clip: float,
+    damping: float = 0.0,
+    noise_factors: Sequence[float] | None = None,
 ) -> Tensor:
-    """head + step * weighted mean of the words, per coordinate over those who trained it.
+    """head + step * weighted mean of the cache, per coordinate over the updates that cover it.
 
-    `voices` make words louder or softer than their weight in the mean. Of each word `place` of what
-    the model has gone of its way is left out.
+    Each update is multiplied by its clipping, damping and noise factor, which leave its share of
+    the total weight unchanged.
     """
-    heaviest, longest = bounds(words, clip)
-    weights = [min(word.weight, heaviest) for word in words]
-    voices = [1.0] * len(words) if voices is None else voices
+    weight_cap, max_rms = bounds(cache, norm_clip)
+    weights = [min(cached.weight, weight_cap) for cached in cache]
+    noise_factors = [1.0] * len(cache) if noise_factors is None else noise_factors
     factors = [
-        loud * weight * shortened(word, longest) * left_of(word, head, place)
-        for word, weight, loud in zip(words, weights, voices, strict=True)
+        noise * weight * clip_factor(cached, max_rms) * remaining(cached, head, damping)
+        for cached, weight, noise in zip(cache, weights, noise_factors, strict=True)
     ]
     total = torch.zeros_like(head)
-    if all(word.submodel is None for word in words):
-        for word, factor in zip(words, factors, strict=True):
-            total.add_(word.delta, alpha=factor)
+    if all(cached.submodel is None for cached in cache):
+        for cached, factor in zip(cache, factors, strict=True):
+            total.add_(cached.delta, alpha=factor)
         return torch.add(head, total, alpha=step / math.fsum(weights))
     share = torch.zeros_like(head)
-    for word, weight, factor in zip(words, weights, factors, strict=True):
-        index = covered(word.submodel)
-        total[index] += factor * word.delta
+    for cached, weight, factor in zip(cache, weights, factors, strict=True):
+        index = covered(cached.submodel)
+        total[index] += factor * cached.delta
         share[index] += weight
     return torch.where(share > 0, head + step * total / share, head)
 
 
-def left_of(word: CachedUpdate, head: Tensor, place: float) -> float:
-    """The share of it that is still to be said: not `place` of what the model has gone of it."""
-    if not place or word.begin is None:
+def remaining(cached: CachedUpdate, head: Tensor, damping: float) -> float:
+    """1 - damping * d, with d in [0, 1] how far the model has moved along the update."""
+    if not damping or cached.position is None:
         return 1.0
-    gone = along(word.delta, word.size, head[covered(word.submodel)]) - word.begin
-    return 1.0 - place * min(1.0, max(0.0, gone))
+    position = position_along(cached.delta, cached.rms, head[covered(cached.submodel)])
+    return 1.0 - damping * min(1.0, max(0.0, position - cached.position))
 
 
-def along(delta: Tensor, size: float, params: Tensor) -> float:
-    """How far `params` lie in the direction of a word of this size, in lengths of it."""
-    square = size * size * delta.numel()
-    # A dot product would hang on where the tensors lie in memory, and with it a resumed run.
+def position_along(delta: Tensor, rms: float, params: Tensor) -> float:
+    """<params, delta> / |delta|^2: the projection of `params` on the delta, in lengths of it."""
+    square = rms * rms * delta.numel()
+    # A dot product would depend on memory alignment, and with it a resumed run.
     product: float = (params * delta).sum(dtype=torch.float64).item()
     return product / square if square > 0 else 0.0
 
 
-def led(
+def corrected(
     params: Tensor,
     changes: Sequence[tuple[CachedUpdate, CachedUpdate]],
-    words: Sequence[CachedUpdate],
-    lead: float,
+    cache: Sequence[CachedUpdate],
+    share: float,
     step: float,
-    clip: float,
+    norm_clip: float,
 ) -> Tensor:
-    """params + step * what is missing to `lead` of the mean change of those who have spoken.
+    """params + step * (share - s) * mean change, the variance-reduced correction.
 
-    Their share of all words is in the mean of these already: per coordinate, over those who
-    trained it. Words are compared as they were said, so that it is a change, too, if there is less
-    left to say: what is measured on some damps more than what is reckoned for all.
+    `changes` are cached updates before and after an arrival; s, their share of the total weight, is
+    in the mean of the cache already. Per coordinate, over the updates that cover it. Damping is not
+    applied to the changes.
     """
-    heaviest, longest = bounds(words, clip)
+    weight_cap, max_rms = bounds(cache, norm_clip)
     total = torch.zeros_like(params)
-    # Where all train the whole model, every coordinate has the same share.
-    alike = all(word.submodel is None for word in words)
-    share, whole = (params.new_zeros(1) if alike else torch.zeros_like(params) for _ in range(2))
-    for was, now in changes:
-        weight, index = min(now.weight, heaviest), covered(now.submodel)
-        change = shortened(now, longest) * now.delta - shortened(was, longest) * was.delta
-        total[index] += weight * change
-        share[index] += weight
-    for word in words:
-        whole[covered(word.submodel)] += min(word.weight, heaviest)
-    ahead = (lead - share / whole).clamp_min(0.0)
-    return torch.where(share > 0, params + step * ahead * total / share, params)
+    # Where all train the whole model, every coordinate has the same weight.
+    whole = all(cached.submodel is None for cached in cache)
+    changed, all_weights = (
+        params.new_zeros(1) if whole else torch.zeros_like(params) for _ in range(2)
+    )
+    for before, after in changes:
+        weight, index = min(after.weight, weight_cap), covered(after.submodel)
+        clipped = clip_factor(after, max_rms) * after.delta
+        total[index] += weight * (clipped - clip_factor(before, max_rms) * before.delta)
+        changed[index] += weight
+    for cached in cache:
+        all_weights[covered(cached.submodel)] += min(cached.weight, weight_cap)
+    missing = (share - changed / all_weights).clamp_min(0.0)
+    return torch.where(changed > 0, params + step * missing * total / changed, params)
 
 
-def bounds(words: Sequence[CachedUpdate], clip: float) -> tuple[float, float]:
-    """The most that one may weigh, and how long a word may be (0: any length)."""
-    return WEIGHT_CAP * median(word.weight for word in words), clip * usual_size(words)
+def bounds(cache: Sequence[CachedUpdate], norm_clip: float) -> tuple[float, float]:
+    """The weight cap, and the largest RMS of an update (0: no bound)."""
+    return WEIGHT_CAP * median(cached.weight for cached in cache), norm_clip * median_rms(cache)
 
 
-def shortened(word: CachedUpdate, longest: float) -> float:
-    """The factor that makes the word no longer than that; 0 is no bound."""
-    return longest / word.size if longest and word.size > longest else 1.0
+def clip_factor(cached: CachedUpdate, max_rms: float) -> float:
+    """The factor that clips an update to `max_rms`; 0 is no bound."""
+    return max_rms / cached.rms if max_rms and cached.rms > max_rms else 1.0

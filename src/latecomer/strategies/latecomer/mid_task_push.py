@@ -1,96 +1,93 @@
-"""Broadcasts for those who are far behind, as long as they make use of them.
+"""Mid-task push: newer models for stragglers, as long as they train on from them.
 
-After Li et al. 2024 (EchoPFL), section 5.2, who tell a whole cluster at once. Most devices are back
-before a broadcast could help: only those are told who, by their last task, are in for a long one
-and have not begun its last pass.
+After Li et al. 2024 (EchoPFL), section 5.2, which broadcasts to a whole cluster. Most devices
+return before a broadcast could help, so only those get it whose last task took long and which have
+not begun the last pass over their data.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latecomer.core.messages import Contribution, Note, Task
-from latecomer.core.strategy import Absorb, BroadcastHead, Commit, Drop, Merge, ServerView, Split
-from latecomer.strategies.parts.submodel_levels import Around
+from latecomer.core.messages import Contribution, Task
+from latecomer.core.strategy import Action, BroadcastHead, Commit, Observer, ServerView
 from latecomer.strategies.parts.switch_off import switch_note
 
-RECENT = 40  # answers of devices that were told
-MOST_TOLD = 1000  # tasks whose answers are awaited
-USED = 0.5  # of them: with fewer that went on from what they were told, it does not pay
+RECENT_ANSWERS = 40  # answers of devices that were pushed a model, over which use is measured
+MAX_AWAITED = 1000  # tasks whose answers are awaited
+MIN_USED = 0.5  # share of the recent answers that must be based on the pushed model
 
 
-class MidTaskPush(Around[Merge]):
-    """Merge: as the inner part does; a straggler `behind` commits late is told of the new head."""
+class MidTaskPush(Observer):
+    """Observer: pushes the new head to working devices whose model is `behind` commits old.
 
-    def __init__(self, inner: Merge, behind: int) -> None:
-        super().__init__(inner)
+    It stops for good when fewer than half of the recent answers were based on a pushed model.
+    """
+
+    def __init__(self, behind: int) -> None:
         self.behind = behind
         self._lasted: dict[int, int] = {}  # device -> commits during its last task
-        self._told: dict[int, int] = {}  # task -> the models it could choose from at the start
-        self._used: list[bool] = []
-        self._changed: list[str] = []
-        self._notes: list[Note] = []
-        self._on = True  # until it does not pay
+        self._awaited: dict[int, int] = {}  # task -> number of models offered with it at the start
+        self._used: list[bool] = []  # of the recent answers: based on a pushed model
+        self._changed: list[str] = []  # lineages with commits in this moment
+        self._active = True
+        self._reasons: list[str] = []
 
     @property
-    def broadcasts(self) -> bool:
-        return self._on or super().broadcasts
+    def broadcasts(self) -> bool:  # type: ignore[override]
+        return self._active
 
-    def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
+    def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
         task, lineage = contribution.task, contribution.lineage
-        offers = self._told.pop(task.id, None)
+        offers = self._awaited.pop(task.id, None)
         if offers is not None:
-            self._learn(contribution.update.choice > offers, view)
+            self._count(contribution.update.choice > offers)
         if contribution.update.choice <= (offers or 0):
             self._lasted[task.device] = view.store.staleness(task.version, lineage)
-        result = self.inner.add(contribution, view)
-        if isinstance(result, Commit):
-            self._changed.append(result.lineage)
-        return result
 
-    def settle(self, view: ServerView) -> Iterable[Commit]:
-        for commit in self.inner.settle(view):
-            self._changed.append(commit.lineage)
-            yield commit
+    def on_commit(self, commit: Commit, view: ServerView) -> None:
+        self._changed.append(commit.lineage)
 
-    def _learn(self, used: bool, view: ServerView) -> None:
-        self._used = [*self._used, used][-RECENT:]
-        if not self._on or len(self._used) < RECENT or sum(self._used) >= USED * RECENT:
-            return
-        self._on = False
-        reason = f"broadcasts end: {sum(self._used)} of the last {RECENT} were of use"
-        self._notes.append(switch_note(reason, view.store.commits))
+    def _count(self, used: bool) -> None:
+        self._used = [*self._used, used][-RECENT_ANSWERS:]
+        count = sum(self._used)
+        if self._active and len(self._used) == RECENT_ANSWERS and count < MIN_USED * RECENT_ANSWERS:
+            self._active = False
+            self._reasons.append(
+                f"mid-task pushes end: {count} of the last {RECENT_ANSWERS} were used"
+            )
 
-    def refine(self, view: ServerView) -> Iterable[Split | Absorb | BroadcastHead]:
-        told_of = dict.fromkeys(self._changed) if self._on else {}
-        changed, self._changed = [lineage for lineage in told_of if lineage in view.store], []
+    def act(self, view: ServerView) -> Iterable[Action]:
+        lineages = dict.fromkeys(self._changed) if self._active else {}
+        changed, self._changed = [lineage for lineage in lineages if lineage in view.store], []
         open_ones = view.open_tasks
         tasks = [open_ones[t] for t in view.working.values() if t in open_ones] if changed else []
         for lineage in changed:
-            behind = [task for task in tasks if self._needs(task, lineage, view)]
+            behind = [task for task in tasks if self._is_straggler(task, lineage, view)]
             if behind:
-                self._told |= {task.id: len(task.offers) for task in behind}
+                self._awaited |= {task.id: len(task.offers) for task in behind}
                 yield BroadcastHead(lineage, frozenset(task.device for task in behind))
-        # A repaired update comes long after its task was closed, one that is lost never does.
-        while len(self._told) > MOST_TOLD:
-            del self._told[next(iter(self._told))]
-        yield from super().refine(view)
+        # A compensated update arrives long after its task was closed, a lost one never.
+        while len(self._awaited) > MAX_AWAITED:
+            del self._awaited[next(iter(self._awaited))]
+        yield from (switch_note(reason, view.store.commits) for reason in self._reasons)
+        self._reasons.clear()
 
-    def _needs(self, task: Task, lineage: str, view: ServerView) -> bool:
-        if view.home(task.device) != lineage:
+    def _is_straggler(self, task: Task, lineage: str, view: ServerView) -> bool:
+        """Whether its model is old, and by its last task it is not yet in its last local epoch."""
+        if view.lineage_of(task.device) != lineage:
             return False
-        passes, lasts = task.spec.local_epochs, self._lasted.get(task.device, 0)
-        in_time = view.store.staleness(task.version, lineage) < lasts * (passes - 1) / passes
+        epochs, lasts = task.spec.local_epochs, self._lasted.get(task.device, 0)
+        in_time = view.store.staleness(task.version, lineage) < lasts * (epochs - 1) / epochs
         return in_time and view.store.staleness(task.versions[-1], lineage) >= self.behind
 
-    def tell(self, view: ServerView) -> Iterable[Note]:
-        notes, self._notes = self._notes, []
-        return [*notes, *super().tell(view)]
-
     def state(self) -> dict[str, Any]:
-        own = {"told": dict(self._told), "used": list(self._used), "on": self._on}
-        return {**super().state(), **own, "lasted": dict(self._lasted)}
+        return {
+            "awaited": dict(self._awaited),
+            "used": list(self._used),
+            "active": self._active,
+            "lasted": dict(self._lasted),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._told, self._used = dict(state["told"]), list(state["used"])
-        self._on, self._lasted = state["on"], dict(state["lasted"])
+        self._awaited, self._used = dict(state["awaited"]), list(state["used"])
+        self._active, self._lasted = state["active"], dict(state["lasted"])

@@ -1,62 +1,93 @@
-"""Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992.
+"""Averaging of the deployed model over commits, where devices add privacy noise.
 
-The average of the models on the way is nearer to the goal than the last one where noise moves them
-to and fro. With the weights of Shamir and Zhang 2013 (polynomial decay) the beginning of the way is
-forgotten.
+Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992: noise moves the
+last model to and fro, and the average of the models is nearer to the optimum. With the weights of
+Shamir and Zhang 2013 (polynomial decay) early models are forgotten.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-DECAY = 3.0  # the average goes back mostly over the last quarter of the way
-TURNS = 20.0  # but is no older on average: the world may have changed
+from latecomer.core.messages import Contribution
+from latecomer.core.strategy import Action, Commit, Observer, ServerView
+from latecomer.strategies.parts.switch_off import switch_note
+
+DECAY = 3.0  # exponent: most of the weight is on the last quarter of the commits
+WINDOW_PASSES = 20.0  # fleet passes, the largest mean age of the average
+BEGIN_ABOVE, END_BELOW = 1 / 2, 1 / 3  # share of the devices that add noise
 
 
-class Averages:
-    """By lineage the average of what it has come to, commit by commit since that began."""
+class ModelAveraging(Observer):
+    """Observer: per lineage the weighted mean of its models, while most devices add noise."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[int, Tensor]] = {}  # commits, average
+        self._devices: set[int] = set()
+        self._noisy: set[int] = set()  # devices whose last update had privacy noise
+        self._active = False
+        self._averages: dict[str, tuple[int, Tensor]] = {}  # lineage -> commits, mean
+        self._reasons: list[str] = []
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+    def average(self, lineage: str, otherwise: Tensor) -> Tensor:
+        """The mean model of a lineage, or `otherwise` where models are not averaged."""
+        return self._averages[lineage][1] if lineage in self._averages else otherwise
 
-    def __len__(self) -> int:
-        return len(self._found)
+    def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
+        """Begin or end averaging by the share of noisy devices."""
+        update, device = contribution.update, contribution.task.device
+        self._devices.add(device)
+        self._noisy.discard(device)
+        if update.noise_std or update.epsilon:
+            self._noisy.add(device)
+        share = len(self._noisy) / len(self._devices)
+        if self._active != (share > (END_BELOW if self._active else BEGIN_ABOVE)):
+            self._active = not self._active
+            self._reasons.append(
+                "most devices add privacy noise: the average of the last models is deployed"
+                if self._active
+                else "few devices add privacy noise: the last model is deployed"
+            )
+        lineage = contribution.lineage
+        if not self._active:
+            self._averages.clear()
+        elif lineage not in self._averages:
+            self._averages[lineage] = (0, view.store.head_params(lineage))
 
-    def __contains__(self, lineage: str) -> bool:
-        return lineage in self._found
+    def on_commit(self, commit: Commit, view: ServerView) -> None:
+        if commit.lineage in self._averages:
+            here = sum(view.lineage_of(device) == commit.lineage for device in self._devices)
+            passes = commit.contributions / max(1, here)
+            commits, mean = self._averages[commit.lineage]
+            share = newest_weight(commits + 1, passes)
+            self._averages[commit.lineage] = (commits + 1, torch.lerp(mean, commit.params, share))
 
-    def copy(self, parent: str, child: str) -> None:
-        if parent in self._found:
-            self._found[child] = self._found[parent]
+    def on_fork(self, parent: str, child: str) -> None:
+        if parent in self._averages:
+            self._averages[child] = self._averages[parent]
 
-    def begin(self, lineage: str, params: Tensor) -> None:
-        self._found[lineage] = (0, params)
+    def on_absorb(self, into: str, gone: str) -> None:
+        self._averages.pop(gone, None)
 
-    def add(self, lineage: str, params: Tensor, turns: float) -> None:
-        """Another model, after this part of a turn of all devices."""
-        commits, average = self._found[lineage]
-        share = gain(commits + 1, turns)
-        self._found[lineage] = (commits + 1, torch.lerp(average, params, share))
-
-    def get(self, lineage: str, otherwise: Tensor) -> Tensor:
-        return self._found[lineage][1] if lineage in self._found else otherwise
-
-    def forget(self, *lineages: str) -> None:
-        for lineage in lineages:
-            self._found.pop(lineage, None)
+    def act(self, view: ServerView) -> Iterable[Action]:
+        reasons, self._reasons = self._reasons, []
+        return [switch_note(reason, view.store.commits) for reason in reasons]
 
     def state(self) -> dict[str, Any]:
-        return dict(self._found)
+        return {
+            "devices": sorted(self._devices),
+            "noisy": sorted(self._noisy),
+            "active": self._active,
+            "averages": dict(self._averages),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._found = {lineage: (commits, mean) for lineage, (commits, mean) in state.items()}
+        self._devices, self._noisy = set(state["devices"]), set(state["noisy"])
+        self._active = state["active"]
+        self._averages = {name: (count, mean) for name, (count, mean) in state["averages"].items()}
 
 
-def gain(commits: int, turns: float) -> float:
-    """The share of the newest of so many models in their average."""
-    return min(1.0, max((DECAY + 1.0) / (DECAY + commits), turns / TURNS))
+def newest_weight(commits: int, passes: float) -> float:
+    """The weight of the newest of `commits` models, made after `passes` of a fleet pass."""
+    return min(1.0, max((DECAY + 1.0) / (DECAY + commits), passes / WINDOW_PASSES))

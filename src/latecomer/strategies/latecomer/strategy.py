@@ -1,112 +1,171 @@
-"""The strategy to begin with: what five papers found, each part where it pays.
+"""The default strategy: cached aggregation with staleness compensation, clusters and calibration.
 
-Late updates are repaired, and known devices are spoken for while they are away (FedDC); all have a
-word in every step, and those who have just spoken lead (MIFA, CA2FL); devices whose data contradict
-each other's get models of their own, and who is far behind is told of the news while it works
-(EchoPFL); who carries a part of the model counts there (PrivaAsyncFed), its `[submodels]` and
-`[privacy]` are the config's; a model says what few devices hold as often as it is; each device
-makes it its own by its class mix and its last training; nobody can shout.
+Each part comes from a paper and acts only where it pays:
+- late updates are compensated by gradient inversion, absent devices by surrogates (FedDC);
+- every commit averages the cached updates of all devices, with variance reduction (MIFA, CA2FL);
+- devices with contradicting data get cluster models, stragglers a mid-task push (EchoPFL);
+- sub-models and privacy come from the config (PrivaAsyncFed);
+- the output bias is calibrated, and each device personalises the model it deploys.
 """
 
 from dataclasses import replace
 
+from pydantic import BaseModel, ConfigDict
+
 from latecomer.core.messages import TrainSpec
-from latecomer.core.strategy import Merge, Strategy, no_compensation, same_lineage
+from latecomer.core.strategy import Observer, Strategy, no_compensation, same_lineage
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
+from latecomer.strategies.latecomer.calibration import Calibration
 from latecomer.strategies.latecomer.mid_task_push import MidTaskPush
+from latecomer.strategies.latecomer.model_averaging import ModelAveraging
 from latecomer.strategies.latecomer.personalisation import Personalisation
 from latecomer.strategies.options import Count, NotNegative, Positive, Proportion
 from latecomer.strategies.parts.clustering import Clustering
-from latecomer.strategies.parts.compensation import Compensator
-from latecomer.strategies.parts.dispatching import WhenReady
+from latecomer.strategies.parts.compensation import InversionCompensator
+from latecomer.strategies.parts.dispatching import ClusterDispatch
 from latecomer.strategies.parts.inversion import Effort
 from latecomer.strategies.parts.surrogates import SurrogateUpdates
-from latecomer.strategies.parts.switch_off import Switch
+from latecomer.strategies.parts.switch_off import SwitchOff
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
-UNUSUAL = 5.0  # times the usual staleness: who is later is repaired; the others would outvote them
-TURNS = 3.0  # uploads of each member between two looks at a cluster
-LISTEN = 3  # tasks of a device between two judgements
-FEWEST = 20  # uploads between two looks, in small clusters
-NEED = 0.4  # share of a device's own examples: who has more of them wrong is badly served
+MIN_RATIO = 5.0  # times the mean staleness: later updates are compensated
+PASSES_BETWEEN_REVIEWS = 3.0  # uploads per member between two reviews of a cluster
+FEEDBACK_EVERY = 3  # tasks of a device between two reports
+MIN_UPLOADS = 20  # between two reviews, in small clusters
+HIGH_ERROR = 0.4  # error rate on a device's own data above which its cluster does not fit it
+
+
+class Advanced(BaseModel):
+    """Settings that were chosen by measurement (docs/studies/flagship.md) and seldom need a change.
+
+    wait: a device waits for a new model of its lineage before its next task.
+    server_lr: step per fleet pass, in units of the mean cached update.
+    norm_clip: clip cached updates to this times their median RMS; 0: no clipping.
+    age_discount: exponent of the discount of cached updates older than a fleet pass; 0: none.
+    control_variate: share of the variance-reduced correction, 0 (MIFA) to 1 (CA2FL).
+    trust_region: largest displacement per fleet pass, in median update RMS; 0: no bound.
+    projection_damping: share of the movement along a cached update taken off it, 0 to 1.
+    exemption: when compensation ends, updates this many times staler are exempt; 0: none is.
+    interpolation: largest share of its last local update that a device adds to its model, 0 to 1.
+    prior_correction: strength of the class-prior correction on devices, 0 to 1.
+    averaging: deploy the average of the last models where most devices add privacy noise.
+    samples: examples per inversion.
+    iterations: optimiser steps per inversion.
+    save_estimates: keep inverted examples in checkpoints; without, a resume starts inversions cold.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    wait: bool = False
+    server_lr: Positive = 2.0
+    norm_clip: NotNegative = 2.0
+    age_discount: NotNegative = 0.5
+    control_variate: Proportion = 1.0
+    trust_region: NotNegative = 0.3
+    projection_damping: Proportion = 1.0
+    exemption: NotNegative = 2.0
+    interpolation: Proportion = 1.0
+    prior_correction: Proportion = 1.0
+    averaging: bool = True
+    samples: Count = 32
+    iterations: Count = 40
+    save_estimates: bool = True
 
 
 @recipe(
     "latecomer",
-    "repairs what is late, remembers everybody, parts who contradict: each where it pays",
+    "compensates late updates, averages cached updates, clusters: each where it pays",
     "FedDC, MIFA, CA2FL, EchoPFL, PrivaAsyncFed",
 )
 def latecomer(
     share: Proportion = 0.1,
-    wait: bool = False,
-    step: Positive = 2.0,
-    clip: NotNegative = 2.0,
-    fade: NotNegative = 0.5,
-    lead: Proportion = 1.0,
-    reach: NotNegative = 0.3,
-    place: Proportion = 1.0,
-    repair: bool = True,
-    spare: NotNegative = 2.0,
-    surrogates: bool = True,
     clusters: Count = 4,
-    broadcast: bool = True,
-    keep: Proportion = 1.0,
-    mix: Proportion = 1.0,
+    compensate: bool = True,
+    surrogates: bool = True,
+    push: bool = True,
+    personalise: bool = True,
     calibrate: Proportion = 1.0,
-    average: bool = True,
-    samples: Count = 32,
-    iterations: Count = 40,
     server_gflops: NotNegative = 10.0,
-    save_estimates: bool = True,
+    advanced: Advanced = Advanced(),  # noqa: B008 (frozen)
 ) -> Strategy:
-    """`docs/config.md` explains the options; `docs/studies/flagship.md` measures them."""
+    """Options:
+
+    share: share of the devices whose updates make a commit; 0: every update makes one.
+    clusters: largest number of cluster models; 1: one model for all.
+    compensate: replace updates that are far staler than the mean by estimates.
+    surrogates: renew the cached updates of absent late devices by estimates.
+    push: send new models to stragglers while they train.
+    personalise: devices adapt the model to their class prior and their last local update.
+    calibrate: strength of the output-bias calibration for classes that few devices hold.
+    server_gflops: speed of the server, for the virtual time of inversions; 0: they take none.
+    advanced: see `Advanced`.
+    """
     weigh = by_examples()
-    effort = Effort(samples, iterations=iterations)
-    repairs = _repairs(effort, wait, spare, server_gflops, save_estimates) if repair else None
-    absent = SurrogateUpdates(repairs, weigh) if repairs and surrogates else None
-    # Judgements are for more than clusters.
-    branches = _branches(clusters) if clusters > 1 or keep or mix or calibrate else None
-    merge: Merge = CachedAggregation(share, step, clip, fade, lead, reach, place, absent)
-    owning = None
-    if keep or mix or calibrate or average:
-        merge = owning = Personalisation(merge, keep, mix, branches, calibrate, average)
+    compensator = _compensator(advanced, server_gflops) if compensate else None
+    absent = SurrogateUpdates(compensator, weigh) if compensator and surrogates else None
+    interpolation = advanced.interpolation if personalise else 0.0
+    prior_correction = advanced.prior_correction if personalise else 0.0
+    # The reports of devices that clustering keeps serve calibration and personalisation too.
+    reports = bool(interpolation or prior_correction or calibrate)
+    clustering = _clustering(clusters) if clusters > 1 or reports else None
+    observers: list[Observer] = [MidTaskPush(behind=_fleet_pass(share))] if push else []
+    if reports or advanced.averaging:
+        averaging = ModelAveraging() if advanced.averaging else None
+        calibration = Calibration(calibrate, clustering) if clustering else None
+        serving = Personalisation(interpolation, prior_correction, calibration, averaging)
+        observers += [part for part in (averaging, serving, calibration) if part]
     return Strategy(
         name="latecomer",
-        route=branches or same_lineage,
-        compensate=repairs or no_compensation,
+        route=clustering or same_lineage,
+        compensate=compensator or no_compensation,
         weigh=weigh,
-        merge=MidTaskPush(merge, behind=_turn(share)) if broadcast else merge,
-        dispatch=WhenReady(branches, wait),
-        prepare=_judging,
+        merge=CachedAggregation(
+            share,
+            advanced.server_lr,
+            advanced.norm_clip,
+            advanced.age_discount,
+            advanced.control_variate,
+            advanced.trust_region,
+            advanced.projection_damping,
+            absent,
+        ),
+        dispatch=ClusterDispatch(clustering, advanced.wait),
+        observers=tuple(observers),
+        prepare=_with_feedback_settings,
         personal=clusters > 1,
-        own=owning,
     )
 
 
-def _repairs(
-    effort: Effort, wait: bool, spare: float, gflops: float, keep_estimates: bool
-) -> Compensator:
-    # Where devices wait for each other nobody is late by being slow alone.
-    return Compensator(
-        effort,
-        switch=Switch(spare=spare),
-        min_ratio=0.0 if wait else UNUSUAL,
+def _compensator(advanced: Advanced, gflops: float) -> InversionCompensator:
+    # Where devices wait for a new model, none is late merely by being slow.
+    return InversionCompensator(
+        Effort(advanced.samples, iterations=advanced.iterations),
+        switch=SwitchOff(exemption=advanced.exemption),
+        min_ratio=0.0 if advanced.wait else MIN_RATIO,
         gflops=gflops,
-        keep_estimates=keep_estimates,
+        keep_estimates=advanced.save_estimates,
     )
 
 
-def _branches(most: int) -> Clustering:
-    return Clustering(1, most, FEWEST, need=NEED, partial=False, turns=TURNS, listen=LISTEN)
+def _clustering(max_clusters: int) -> Clustering:
+    return Clustering(
+        initial=1,
+        max_clusters=max_clusters,
+        every=MIN_UPLOADS,
+        need=HIGH_ERROR,
+        partial=False,
+        passes=PASSES_BETWEEN_REVIEWS,
+        feedback_every=FEEDBACK_EVERY,
+    )
 
 
-def _turn(share: float) -> int:
-    """Commits in which all have arrived once."""
+def _fleet_pass(share: float) -> int:
+    """A fleet pass in commits, with one arrival per device."""
     return max(2, round(1 / share)) if share else 100
 
 
-def _judging(spec: TrainSpec) -> TrainSpec:
-    # Examples are scarce, and one who finds a model wanting that has seen them is right a fortiori.
-    # Nobody is badly served for having few classes: a cluster of those would forget the others.
+def _with_feedback_settings(spec: TrainSpec) -> TrainSpec:
+    # Examples are scarce, so devices report the error on those they train on; and corrected for
+    # their class prior, so that a device with few classes is not taken for one with a high error.
     return replace(spec, hold_back=False, prior_correction=1.0)

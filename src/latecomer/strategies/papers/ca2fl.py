@@ -87,7 +87,7 @@ class Calibrated:
     def _known(self, lineage: str, view: ServerView) -> int:
         if len(view.store.lineages) == 1:
             return max(self._devices.get(lineage, 0), len(view.idle) + len(view.working))
-        return sum(view.home(device) == lineage for device in (*view.idle, *view.working))
+        return sum(view.lineage_of(device) == lineage for device in (*view.idle, *view.working))
 
     def _combine(
         self, lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float

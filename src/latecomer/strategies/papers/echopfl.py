@@ -1,19 +1,31 @@
 """Li et al., EchoPFL: Asynchronous Personalized FL with On-Demand Staleness Control, 2024."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge
 
-from latecomer.core.messages import Contribution, TrainSpec
-from latecomer.core.strategy import Mix, ServerView, Strategy
+from latecomer.core.messages import Contribution
+from latecomer.core.strategy import ServerView, Strategy, Weigh
 from latecomer.strategies.options import Count, CountOrOff, NotNegative, Share
 from latecomer.strategies.papers.fedasync import DecayName, staleness_decay
 from latecomer.strategies.parts.broadcasts import Broadcasting, Policy
-from latecomer.strategies.parts.clustering import Clustering, Judge
-from latecomer.strategies.parts.dispatching import WhenReady
+from latecomer.strategies.parts.clustering import Clustering, Measure
+from latecomer.strategies.parts.dispatching import ClusterDispatch
 from latecomer.strategies.parts.weighting import by_staleness
 from latecomer.strategies.recipe import recipe
+
+
+@dataclass
+class SeedsInFull:
+    """Weigh: 1 for the update that seeds a cluster, whose model it becomes; else `weigh`."""
+
+    clustering: Clustering
+    weigh: Weigh
+
+    def __call__(self, contribution: Contribution, view: ServerView) -> float:
+        seeds = contribution.task.id == self.clustering.seed_task
+        return 1.0 if seeds else self.weigh(contribution, view)
 
 
 @recipe(
@@ -32,31 +44,25 @@ def echopfl(
     margin: Share = 0.8,
     gap: NotNegative = 1.0,
     need: NotNegative = 0.2,
-    judge: Judge = "error",
+    measure: Measure = "error",
     ask: CountOrOff = 10,
     partial: bool = False,
     broadcast: Policy = "predictor",
     broadcast_every: Count = 5,
 ) -> Strategy:
     """`clusters` is C, `most` is h_m, `every` is R."""
-    branches = Clustering(
-        clusters, int(most * clusters + 1e-9), every, margin, gap, need, judge, ask, partial
+    clustering = Clustering(
+        clusters, int(most * clusters + 1e-9), every, margin, gap, need, measure, ask, partial
     )
     plain = by_staleness(staleness_decay(decay, p, b), scale=alpha)
-
-    def weigh(contribution: Contribution, view: ServerView) -> float:
-        seeds = contribution.task.id == branches.seeding
-        return 1.0 if seeds else plain(contribution, view)
-
-    def ask_for_feedback(spec: TrainSpec) -> TrainSpec:
-        return replace(spec, feedback=branches.most > 1)
-
+    feedback = clustering.max_clusters > 1
+    never = broadcast == "never"
     return Strategy(
         name="echopfl",
-        route=branches,
-        weigh=weigh,
-        merge=Mix() if broadcast == "never" else Broadcasting(Mix(), broadcast, broadcast_every),
-        dispatch=WhenReady(branches),
-        prepare=ask_for_feedback,
+        route=clustering,
+        weigh=SeedsInFull(clustering, plain),
+        dispatch=ClusterDispatch(clustering),
+        observers=() if never else (Broadcasting(broadcast, broadcast_every),),
+        prepare=lambda spec: replace(spec, feedback=feedback),
         personal=True,
     )

@@ -7,7 +7,7 @@ from latecomer.core.strategy import Strategy
 from latecomer.strategies.options import Count, NotNegative, Positive, Share
 from latecomer.strategies.parts.dispatching import AtEpochStart
 from latecomer.strategies.parts.merging import Epochs
-from latecomer.strategies.parts.selecting import SelectName, informed, selector
+from latecomer.strategies.parts.selecting import SelectName, selector, with_reported_loss
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
@@ -29,4 +29,4 @@ def fedavg(
         dispatch=AtEpochStart(chosen, timeout, min_devices),
         has_epochs=True,
     )
-    return informed(plain, chosen)
+    return with_reported_loss(plain, chosen)

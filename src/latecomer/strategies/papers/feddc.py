@@ -14,10 +14,10 @@ from latecomer.strategies.papers.fedasync import DecayName, fedasync
 from latecomer.strategies.papers.fedbuff import fedbuff
 from latecomer.strategies.papers.semi_async import quorum_epochs
 from latecomer.strategies.parts.catch_up import CatchUp
-from latecomer.strategies.parts.compensation import Compensator
+from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.inversion import Effort
 from latecomer.strategies.parts.surrogates import SurrogateUpdates
-from latecomer.strategies.parts.switch_off import Switch
+from latecomer.strategies.parts.switch_off import SwitchOff
 from latecomer.strategies.parts.uniqueness import Rule
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
@@ -51,18 +51,18 @@ def feddc(
 ) -> Strategy:
     """`docs/config.md` explains the options; `docs/studies/feddc.md` measures them."""
     weigh = CatchUp(by_examples(), catch_up)
-    compensator = Compensator(
+    compensator = InversionCompensator(
         Effort(samples, SHARES[size], iterations, warm_iterations, keep, steps, scale),
         gate=gate,
-        switch=Switch(fade, switch),
+        switch=SwitchOff(fade, switch),
         min_staleness=min_staleness,
         reuse=reuse,
         gflops=server_gflops,
         keep_estimates=save_estimates,
     )
-    speak = SurrogateUpdates(compensator, weigh) if surrogates else None
+    absent = SurrogateUpdates(compensator, weigh) if surrogates else None
     return quorum_epochs(
-        "feddc", weigh, quorum, min_devices, server_lr, compensator, surrogates=speak
+        "feddc", weigh, quorum, min_devices, server_lr, compensator, surrogates=absent
     )
 
 
@@ -90,10 +90,10 @@ def feddc_fedasync(
     save_estimates: bool = True,
 ) -> Strategy:
     """Late is who is `min_ratio` times as stale as usual."""
-    compensator = Compensator(
+    compensator = InversionCompensator(
         Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
         gate=gate,
-        switch=Switch(enabled=switch),
+        switch=SwitchOff(enabled=switch),
         min_staleness=min_staleness,
         min_ratio=min_ratio,
         reuse=reuse,
@@ -129,10 +129,10 @@ def feddc_fedbuff(
     save_estimates: bool = True,
 ) -> Strategy:
     """Late is who is `min_ratio` times as stale as usual."""
-    compensator = Compensator(
+    compensator = InversionCompensator(
         Effort(samples, iterations=iterations, warm_iterations=warm_iterations, keep=keep),
         gate=gate,
-        switch=Switch(enabled=switch),
+        switch=SwitchOff(enabled=switch),
         min_staleness=min_staleness,
         min_ratio=min_ratio,
         reuse=reuse,

@@ -13,7 +13,7 @@ from latecomer.core.strategy import Commit, ServerView, Strategy
 from latecomer.strategies.options import Count, CountOrOff, NotNegative, Positive, Proportion, Share
 from latecomer.strategies.parts.dispatching import AtEpochStart
 from latecomer.strategies.parts.merging import Epochs
-from latecomer.strategies.parts.selecting import Oort, informed
+from latecomer.strategies.parts.selecting import Oort, with_reported_loss
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
@@ -68,4 +68,4 @@ def oort(
         dispatch=AtEpochStart(select, timeout, min_devices),
         has_epochs=True,
     )
-    return informed(plain, select)
+    return with_reported_loss(plain, select)

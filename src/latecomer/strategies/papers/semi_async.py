@@ -11,7 +11,13 @@ from latecomer.core.strategy import Compensate, Strategy, Weigh, no_compensation
 from latecomer.strategies.options import Count, Positive, Share
 from latecomer.strategies.parts.dispatching import AtEpochStart
 from latecomer.strategies.parts.merging import Epochs, Surrogates
-from latecomer.strategies.parts.selecting import Select, SelectName, everyone, informed, selector
+from latecomer.strategies.parts.selecting import (
+    Select,
+    SelectName,
+    everyone,
+    selector,
+    with_reported_loss,
+)
 from latecomer.strategies.parts.weighting import by_examples, sigmoid
 from latecomer.strategies.recipe import recipe
 
@@ -35,7 +41,7 @@ def quorum_epochs(
         dispatch=AtEpochStart(select, minimum=min_devices),
         has_epochs=True,
     )
-    return informed(plain, select)
+    return with_reported_loss(plain, select)
 
 
 @recipe(

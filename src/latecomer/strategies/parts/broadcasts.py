@@ -11,16 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from latecomer.core.messages import Contribution
-from latecomer.core.strategy import (
-    BroadcastHead,
-    Commit,
-    Drop,
-    FollowsLineages,
-    Merge,
-    ServerView,
-    Stateful,
-)
+from latecomer.core.strategy import BroadcastHead, Commit, Observer, ServerView
 from latecomer.strategies.parts.broadcast_predictor import Predictor, averaged, state_of
 
 Policy = Literal["never", "always", "every-n", "oracle", "predictor"]
@@ -40,29 +31,21 @@ class Record:
     predictor: Predictor | None = None
 
 
-class Broadcasting:
-    """Merge: as the inner part does; after a commit its lineage may be broadcast.
+class Broadcasting(Observer):
+    """Observer: after a commit, decides by `policy` whether to broadcast the lineage's new head.
 
-    "oracle" follows Eq. 4 itself, one merge late, because only then the next change is known.
+    "oracle" applies Eq. 4 itself, one commit late, because only then the next change is known.
+    "every-n" broadcasts after `every` commits.
     """
 
-    def __init__(self, inner: Merge, policy: Policy, every: int = 5) -> None:
-        self.inner, self.policy, self.every = inner, policy, every
+    broadcasts = True
+
+    def __init__(self, policy: Policy, every: int = 5) -> None:
+        self.policy, self.every = policy, every
         self._records: dict[str, Record] = {}
         self._due: list[str] = []
 
-    def add(self, contribution: Contribution, view: ServerView) -> Commit | Drop | None:
-        result = self.inner.add(contribution, view)
-        if isinstance(result, Commit):
-            self._changed(result, view)
-        return result
-
-    def settle(self, view: ServerView) -> Iterable[Commit]:
-        for commit in self.inner.settle(view):
-            self._changed(commit, view)
-            yield commit
-
-    def refine(self, view: ServerView) -> Iterable[BroadcastHead]:
+    def act(self, view: ServerView) -> Iterable[BroadcastHead]:
         due, self._due = self._due, []
         for lineage in due:
             if lineage in view.store:
@@ -70,7 +53,7 @@ class Broadcasting:
                 record.told, record.merges = view.store.head_params(lineage), 0
                 yield BroadcastHead(lineage)
 
-    def _changed(self, commit: Commit, view: ServerView) -> None:
+    def on_commit(self, commit: Commit, view: ServerView) -> None:
         before = view.store.head_params(commit.lineage)
         record = self._records.setdefault(commit.lineage, Record())
         if record.told is None:
@@ -113,16 +96,12 @@ class Broadcasting:
 
     def on_fork(self, parent: str, child: str) -> None:
         """The child begins with the parent's predictor and no records; nobody need be told."""
-        if isinstance(self.inner, FollowsLineages):
-            self.inner.on_fork(parent, child)
         known = self._records.get(parent)
         if known is not None and known.predictor is not None:
             self._records[child] = Record(predictor=Predictor(known.predictor.weights()))
 
     def on_absorb(self, into: str, gone: str) -> None:
         """Records of both, the mean of their predictors, and a broadcast at once."""
-        if isinstance(self.inner, FollowsLineages):
-            self.inner.on_absorb(into, gone)
         kept, lost = self._records.pop(into, Record()), self._records.pop(gone, Record())
         both = [p for p in (kept.predictor, lost.predictor) if p is not None]
         self._records[into] = Record(
@@ -134,14 +113,11 @@ class Broadcasting:
 
     def state(self) -> dict[str, Any]:
         return {
-            "inner": self.inner.state() if isinstance(self.inner, Stateful) else None,
             "records": {name: _stored(record) for name, record in self._records.items()},
             "due": list(self._due),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if isinstance(self.inner, Stateful):
-            self.inner.restore(state["inner"])
         self._records = {name: _record(fields) for name, fields in state["records"].items()}
         self._due = list(state["due"])
 

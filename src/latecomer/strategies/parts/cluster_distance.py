@@ -1,7 +1,7 @@
-"""Which two clusters are closest. Li et al. 2024 (EchoPFL), section 4.3.2.
+"""Which two clusters to merge: the closest pair. Li et al. 2024 (EchoPFL), section 4.3.2.
 
-Label frequencies cannot tell permuted labels apart; ours beside them: what the members of the
-smaller cluster would lose in the larger one.
+Label frequencies cannot separate permuted labels. So, beside the paper: the distance is the extra
+loss that the smaller cluster's devices would have with the larger one's model.
 """
 
 import math
@@ -14,66 +14,68 @@ from torch import Tensor
 
 from latecomer.core.strategy import ServerView
 from latecomer.strategies.parts.cluster_merge import symmetric_kl
-from latecomer.strategies.parts.cluster_state import Homes, Member
+from latecomer.strategies.parts.cluster_state import DevicesByLineage, MemberState
 
-ALIKE = 0.25  # of the loss of mere chance: two models that differ by less are called alike
-WORTHLESS = 4.0  # times the loss of mere chance: none counts for more, or one could speak for all
+SIMILAR = 0.25  # extra loss in units of chance's, below which two models are similar
+MAX_LOSS = 4.0  # in units of chance's; larger losses are cut, so that no device dominates
 
 
-class Pairing:
-    """The clusters of this moment, by who is where and what they have told."""
+class ClusterDistances:
+    """Distances between clusters, from losses and mean predictions that devices reported."""
 
-    def __init__(self, members: Mapping[int, Member], here: Homes, view: ServerView) -> None:
+    def __init__(
+        self, members: Mapping[int, MemberState], here: DevicesByLineage, view: ServerView
+    ) -> None:
         self.members, self.here, self.view = members, here, view
-        told = Counter(len(m.soft) for m in members.values() if m.soft is not None)
-        # What most devices take for the number of classes; 0 if none has told.
-        self.classes = told.most_common(1)[0][0] if told else 0
-        self.chance = math.log(self.classes or math.e)  # the loss of one who knows nothing
+        reported = (m.mean_prediction for m in members.values())
+        sizes = Counter(len(mean) for mean in reported if mean is not None)
+        # The number of classes in most reports; 0 without any.
+        self.classes = sizes.most_common(1)[0][0] if sizes else 0
+        self.chance = math.log(self.classes or math.e)  # loss of a uniform prediction
 
-    def to_unite(self, names: Sequence[str], most: int, need: float) -> tuple[str, str] | None:
-        """The closest pair, the larger cluster first, if it is alike or there are too many."""
+    def pair_to_merge(
+        self, names: Sequence[str], max_clusters: int, need: float
+    ) -> tuple[str, str] | None:
+        """The closest pair, larger cluster first, if similar or above `max_clusters`; else None."""
         ordered = sorted(names, key=lambda name: -len(self.here[name]))
         pairs = [(a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :]]
         if not pairs:
             return None
         larger, smaller = min(pairs, key=lambda pair: self.apart(*pair))
-        # What the few would lose counts: the many have made their model better than the few could.
-        lost = self.extra_loss(smaller, larger)
-        alike = lost is not None and lost < ALIKE and self._serves(larger, need)
-        return (larger, smaller) if alike or len(names) > most else None
+        # Only the smaller cluster's loss counts: the larger one's model had more training.
+        extra = self.extra_loss(smaller, larger)
+        similar = extra is not None and extra < SIMILAR and self._fits(larger, need)
+        return (larger, smaller) if similar or len(names) > max_clusters else None
 
     def apart(self, larger: str, smaller: str) -> tuple[float, float]:
-        """By what the smaller one's members would lose; where nobody knows, by KL of soft labels.
-
-        The last resort is the distance of the models.
-        """
-        lost = self.extra_loss(smaller, larger)
-        if lost is not None:
-            return lost, 0.0
-        one, two = (self._mean_soft(self.here[name]) for name in (larger, smaller))
+        """Sort key: the smaller one's extra loss; unknown: KL of mean predictions; else L1."""
+        extra = self.extra_loss(smaller, larger)
+        if extra is not None:
+            return extra, 0.0
+        one, two = (self._mean_prediction(self.here[name]) for name in (larger, smaller))
         if one is not None and two is not None:
             return math.inf, symmetric_kl(one, two)
         store = self.view.store
         first, second = store.head_params(larger), store.head_params(smaller)
         return math.inf, 1e9 + torch.dist(first, second, p=1).item()
 
-    def extra_loss(self, home: str, other: str) -> float | None:
-        """How much worse off the devices of `home` would be elsewhere; 1 is the loss of chance."""
-        known = [self.members[device] for device in self.here[home]]
-        most = WORTHLESS * self.chance
+    def extra_loss(self, own: str, other: str) -> float | None:
+        """Mean loss of `own`'s devices with the other model minus their own, in chance's loss."""
+        known = [self.members[device] for device in self.here[own]]
+        limit = MAX_LOSS * self.chance
         extra = [
-            min(m.fits[other], most) - min(m.fits[home], most)
+            min(m.losses[other], limit) - min(m.losses[own], limit)
             for m in known
-            if {home, other} <= m.fits.keys()
+            if {own, other} <= m.losses.keys()
         ]
         return sum(extra) / len(extra) / self.chance if extra else None
 
-    def _serves(self, name: str, need: float) -> bool:
-        """Whether a cluster is good to most of its members."""
-        known = [j for d in self.here[name] if (j := self.members[d].judgement) >= 0]
+    def _fits(self, name: str, need: float) -> bool:
+        """Whether the median error of a cluster's devices is below `need`."""
+        known = [error for d in self.here[name] if (error := self.members[d].error) >= 0]
         return bool(known) and median(known) < need
 
-    def _mean_soft(self, devices: Sequence[int]) -> Tensor | None:
-        told = (self.members[device].soft for device in devices)
-        known = [soft for soft in told if soft is not None and len(soft) == self.classes]
+    def _mean_prediction(self, devices: Sequence[int]) -> Tensor | None:
+        reported = (self.members[device].mean_prediction for device in devices)
+        known = [mean for mean in reported if mean is not None and len(mean) == self.classes]
         return torch.stack(known).mean(0) if known else None

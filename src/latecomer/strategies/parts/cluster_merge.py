@@ -1,4 +1,4 @@
-"""Making one model of two. Li et al. 2024 (EchoPFL), section 4.3.2."""
+"""Merging the models of two clusters. Li et al. 2024 (EchoPFL), section 4.3.2."""
 
 from torch import Tensor
 
@@ -9,8 +9,8 @@ def symmetric_kl(p: Tensor, q: Tensor) -> float:
     return ((p - q) * (p.log() - q.log())).sum().item()
 
 
-def united(main: Tensor, auxiliary: Tensor, posterior: Tensor) -> Tensor:
-    """The main model with what of the other one goes the way that a device took it. Algorithm 1."""
+def merged_params(main: Tensor, auxiliary: Tensor, posterior: Tensor) -> Tensor:
+    """The main model moved to the auxiliary one where the delta `posterior` agrees. Algorithm 1."""
     agreement = (auxiliary - main) * posterior  # lines 2-4
     top = agreement.max()
     if top <= 0:

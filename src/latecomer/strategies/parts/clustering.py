@@ -1,13 +1,14 @@
-"""Clusters of devices as lineages: who is where, who founds a new one, which two become one.
+"""Clustering of devices, one lineage per cluster: assignment, splits and merges.
 
-Li et al. 2024 (EchoPFL), section 4. Distances and label frequencies cannot tell two worlds whose
-labels are permuted, so ours beside it: a device that is badly served is given all centres and takes
-the one with the least loss, and a new cluster begins with the model of its founder.
+Li et al. 2024 (EchoPFL), section 4. Parameter distances and label frequencies cannot separate
+devices whose labels are permuted. So, beside the paper: a device with a high local error is sent
+all cluster models and trains the one with the least loss on its data, and a new cluster starts from
+the model of one device, its seed device.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any, Literal
 
@@ -15,128 +16,129 @@ import torch
 from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, TrainSpec
-from latecomer.core.strategy import Absorb, Assignment, ServerView
+from latecomer.core.strategy import Absorb, Assignment, Observer, ServerView
 from latecomer.core.submodel import covered, take
-from latecomer.strategies.parts.cluster_distance import Pairing
-from latecomer.strategies.parts.cluster_merge import united
+from latecomer.strategies.parts.cluster_distance import ClusterDistances
+from latecomer.strategies.parts.cluster_merge import merged_params
 from latecomer.strategies.parts.cluster_state import (
-    Cluster,
-    Homes,
-    Member,
-    finite,
+    ClusterState,
+    DevicesByLineage,
+    MemberState,
     is_distribution,
-    numbers,
     per_class,
 )
 from latecomer.strategies.parts.quota import quota
 
-Judge = Literal["feedback", "error"]
+Measure = Literal["feedback", "error"]
 
-WORST = 0.2  # the share of a cluster that may be called badly served
-SMALLEST = 4  # members: with fewer a cluster is not divided
-PATIENCE = 2  # refinements without a better judgement before a cluster is given up on
-BETTER = 0.9  # of the best judgement so far: what counts as better
-LONGEST_REST = 64  # refinements
-TRIAL = 4  # uploads after which a founder must have found company
-ASKED_AGAIN = 2  # uploads of a device between two questions where it belongs
-LASTING = 3  # judgements in a row that must be bad
-MOST_SWAY = 0.25  # p (1 - p)
-WORSE = 1.5  # times the best judgement so far: the world has changed, and is learnt anew
+WORST_SHARE = 0.2  # share of a cluster's members whose error decides about a split
+MIN_MEMBERS = 4  # a cluster with fewer is not split
+STUCK_AFTER = 2  # reviews without improvement after which a cluster no longer learns
+IMPROVEMENT = 0.9  # times the smallest median error so far: the bound for an improvement
+MAX_REST = 64  # reviews, the longest pause between two splits of a cluster
+SEED_UPLOADS = 4  # uploads of the seed device before other devices are offered its cluster
+UPLOADS_BETWEEN_OFFERS = 2  # uploads of a device between two offers of all models, at least
+RECENT_ERRORS = 3  # reports of a device of which the smallest error counts
+MAX_VARIANCE = 0.25  # of p (1 - p)
+CHANGED_DATA = 1.5  # times the smallest median error so far: the data have changed
 
 
-class Clustering:
-    """Route: an upload goes to the nearest centre; every `every` merges a cluster is refined.
+class Clustering(Observer):
+    """Route: an upload goes to the nearest cluster model; clusters are reviewed regularly.
 
-    The first `count` uploads seed the clusters. A device leaves its cluster by itself only for a
-    centre that is nearer by `margin`. When it is badly served, by `gap` times more than the median
-    device, and at every `ask`-th of its uploads, it gets all centres to choose from.
+    The first `initial` uploads seed the clusters. A device changes its cluster only if another
+    model is nearer by the factor `margin`. A device whose error exceeds the median by `gap` times,
+    and every device at every `ask`-th upload, is offered all models and takes the one with the
+    least loss.
 
-    A cluster is divided if the worst fifth of its members is worse off than its median by `gap`
-    times, or if its median stays above `need`: the worst one founds a new cluster, and all who are
-    badly served are asked. A founder who stays alone goes back. Above `most`, two are united.
+    A cluster is reviewed after `every` uploads. It is split if the worst fifth of its members has
+    an error `gap` times above the median, or if its median error stays above `need`: the device
+    with the largest error seeds a new cluster, which devices with high errors are offered. A seed
+    device that stays alone returns. With more than `max_clusters` the closest two are merged.
 
-    Ours, for a fleet whose data may well be served by one model: with `turns` a cluster is looked
-    at after so many uploads of each member, only one that no longer learns is divided, only those
-    whom it serves badly are asked, and those who carry a part of the model have no say. Devices
-    judge in every `listen`-th task.
+    Past the paper, for fleets that one model may serve well: with `passes` > 0 a cluster is
+    reviewed after that many uploads per member, split only when its error no longer falls, only
+    devices above `need` are offered other models, and errors of devices with a sub-model are
+    ignored. Devices report feedback in every `feedback_every`-th task. With `partial` a new cluster
+    first trains its output layer alone.
     """
-
-    broadcasts = False
 
     def __init__(
         self,
-        count: int = 2,
-        most: int = 4,
+        initial: int = 2,
+        max_clusters: int = 4,
         every: int = 20,
         margin: float = 0.8,
         gap: float = 1.0,
         need: float = 0.2,
-        judge: Judge = "error",
+        measure: Measure = "error",
         ask: int = 10,
         partial: bool = True,
-        turns: float = 0.0,
-        listen: int = 1,
+        passes: float = 0.0,
+        feedback_every: int = 1,
     ) -> None:
-        self.count, self.most, self.every, self.margin = count, most, every, margin
-        self.gap, self.need, self.judge, self.ask = gap, need, judge, ask
-        self.partial, self.turns, self.listen = partial, turns, listen
-        self.seeding = -1  # the task whose upload is a new centre as it is
-        self._named = 0  # clusters that have been given a name
-        self._members: dict[int, Member] = {}
-        self._clusters: dict[str, Cluster] = {}
-        self._founders: dict[int, str] = {}  # device -> the cluster that its next upload begins
-        self._uniting: tuple[str, str] | None = None  # main and auxiliary, until a direction comes
+        self.initial, self.max_clusters = initial, max_clusters
+        self.every, self.margin = every, margin
+        self.gap, self.need, self.measure, self.ask = gap, need, measure, ask
+        self.partial, self.passes, self.feedback_every = partial, passes, feedback_every
+        self.seed_task = -1  # the task whose update becomes the model of a new cluster
+        self._named = 0  # clusters named so far
+        self._members: dict[int, MemberState] = {}
+        self._clusters: dict[str, ClusterState] = {}
+        self._seeds: dict[int, str] = {}  # device -> the cluster that its next upload starts
+        self._merging: tuple[str, str] | None = None  # waits for a direction
         self._direction: Tensor | None = None
-        self._usual = math.inf  # the median judgement of all
+        self._median_error = math.inf  # over all devices
 
-    # Route: who is where.
+    # Route: the assignment of devices to clusters.
 
     def __call__(self, contribution: Contribution, view: ServerView) -> str:
         device = contribution.task.device
         first = device not in self._members
-        self._learn(self._members.setdefault(device, Member()), contribution)
-        lineage = self._place(contribution, first, view)
-        self._clusters.setdefault(lineage, Cluster()).merges += 1
+        self._record_feedback(self._members.setdefault(device, MemberState()), contribution)
+        lineage = self._choose(contribution, first, view)
+        self._clusters.setdefault(lineage, ClusterState()).merges += 1
         self._open_if_ready(lineage)
-        if self._uniting and self._direction is None and contribution.lineage == self._uniting[0]:
+        if self._merging and self._direction is None and contribution.lineage == self._merging[0]:
             self._direction = _whole_delta(contribution, view)
         return lineage
 
-    def _learn(self, member: Member, contribution: Contribution) -> None:
+    def _record_feedback(self, member: MemberState, contribution: Contribution) -> None:
         metrics = contribution.update.metrics
         member.uploads += 1
-        if self.listen > 1 and self.judge not in metrics:
-            return  # it was not asked
-        member.judgement = float(metrics.get(self.judge, math.nan))
-        if self.turns:
-            member.judgement = self._lasting(member, contribution)
-        soft, share, sway = (per_class(metrics, name) for name in ("soft", "share", "sway"))
-        tells = is_distribution(share) and len(sway) == len(share) == len(soft)
-        tells = tells and min(sway) >= 0 and max(sway) <= MOST_SWAY
-        member.soft = _vector(soft) if is_distribution(soft) else None
-        member.share, member.sway = (_vector(share), _vector(sway)) if tells else (None, None)
-        if contribution.task.id == member.question:
+        if self.feedback_every > 1 and self.measure not in metrics:
+            return  # it reported nothing
+        member.error = float(metrics.get(self.measure, math.nan))
+        if self.passes:
+            member.error = self._smallest_recent(member, contribution)
+        mean, share, variance = (per_class(metrics, name) for name in ("soft", "share", "sway"))
+        complete = is_distribution(share) and len(variance) == len(share) == len(mean)
+        complete = complete and min(variance) >= 0 and max(variance) <= MAX_VARIANCE
+        member.mean_prediction = _vector(mean) if is_distribution(mean) else None
+        member.class_share = _vector(share) if complete else None
+        member.variance = _vector(variance) if complete else None
+        if contribution.task.id == member.offer_task:
             losses = ((name, metrics.get(f"loss_{i}")) for i, name in enumerate(member.offered))
-            member.fits = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
-            member.answers = bool(member.fits)
+            member.losses = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
+            member.reports_losses = bool(member.losses)
 
-    def _lasting(self, member: Member, contribution: Contribution) -> float:
-        """The best of its last judgements: who was ill served once may only have been early."""
+    def _smallest_recent(self, member: MemberState, contribution: Contribution) -> float:
+        """The smallest of its last errors: a single high error may come from an early model."""
         if contribution.task.submodel is not None:
             return math.nan
-        member.recent = [*member.recent, member.judgement][-LASTING:]
-        return min(member.recent) if len(member.recent) == LASTING else math.nan
+        recent = member.recent_errors = [*member.recent_errors, member.error][-RECENT_ERRORS:]
+        return min(recent) if len(recent) == RECENT_ERRORS else math.nan
 
-    def _place(self, contribution: Contribution, first: bool, view: ServerView) -> str:
+    def _choose(self, contribution: Contribution, first: bool, view: ServerView) -> str:
         device, own = contribution.task.device, contribution.lineage
-        if self._named < self.count:
+        if self._named < self.initial:
             self._named += 1
-            if self.count > 1:
-                self.seeding = contribution.task.id
+            if self.initial > 1:
+                self.seed_task = contribution.task.id
             return own if self._named == 1 else self._new_name()
-        if device in self._founders:
-            self.seeding = contribution.task.id
-            return self._founders.pop(device)
+        if device in self._seeds:
+            self.seed_task = contribution.task.id
+            return self._seeds.pop(device)
         if len(view.store.lineages) == 1:
             return own
         distances = self.distances(contribution, view)
@@ -145,23 +147,27 @@ class Clustering:
         return own if stays else nearest
 
     def distances(self, contribution: Contribution, view: ServerView) -> dict[str, float]:
-        """L1 from the trained model to every centre, on the coordinates it covers. Eq. 1."""
+        """L1 from the trained model to every cluster model, on the trained coordinates. Eq. 1."""
         model, submodel = contribution.base + contribution.delta, contribution.task.submodel
         names = view.store.lineages
         centres = [take(view.store.head_params(name), submodel) for name in names]
-        # All at once: this is on every update's way.
+        # One tensor operation for all: this runs for every update.
         found = torch.stack(centres).sub_(model).abs_().sum(1).tolist()
         return dict(zip(names, found, strict=True))
 
     def _open_if_ready(self, name: str) -> None:
-        """A new cluster has been trained by its founder for a while: all who may join are asked."""
+        """Offer a cluster to all devices with a high error once its seed device has trained it."""
         cluster = self._clusters[name]
-        if cluster.open or self._members[cluster.founder].uploads - cluster.founded < TRIAL:
+        if cluster.open or self._seed_uploads(cluster) < SEED_UPLOADS:
             return
         cluster.open, cluster.fresh = True, False
         for member in self._members.values():
-            if member.judgement > self.need:
-                member.asked = -self.ask
+            if member.error > self.need:
+                member.offered_at = -self.ask
+
+    def _seed_uploads(self, cluster: ClusterState) -> int:
+        """Uploads of its seed device since the cluster was started."""
+        return self._members[cluster.seed_device].uploads - cluster.seeded_at
 
     def _new_name(self) -> str:
         return f"cluster-{self._named - 1}"
@@ -169,198 +175,205 @@ class Clustering:
     # Dispatch: which model a device gets.
 
     def assignment(self, device: int, task: int, view: ServerView) -> Assignment:
-        """The device's next task, of that id; with all centres if it is asked where it belongs."""
-        home, member = view.home(device), self._members.get(device)
-        spec = self._spec(home, member, view)
-        if member is None or device in self._founders or not self._doubtful(member, view):
-            return Assignment(device, home, spec)
-        others = tuple(n for n in view.store.lineages if n != home and self._clusters[n].open)
+        """The device's next task, which has this id; with all models if it may change cluster."""
+        lineage, member = view.lineage_of(device), self._members.get(device)
+        spec = self._spec(lineage, member, view)
+        if member is None or device in self._seeds or not self._is_offered_all(member, view):
+            return Assignment(device, lineage, spec)
+        others = tuple(n for n in view.store.lineages if n != lineage and self._clusters[n].open)
         if not others:
-            return Assignment(device, home, spec)
-        member.asked, member.question = member.uploads, task
-        member.offered = (home, *others)
-        if self.listen > 1:
+            return Assignment(device, lineage, spec)
+        member.offered_at, member.offer_task = member.uploads, task
+        member.offered = (lineage, *others)
+        if self.feedback_every > 1:
             spec = replace(spec or view.spec, feedback=True)
-        return Assignment(device, home, spec, others)
+        return Assignment(device, lineage, spec, others)
 
-    def _spec(self, home: str, member: Member | None, view: ServerView) -> TrainSpec | None:
-        """What is asked of a device beside the usual; None if it is that."""
-        fresh = self._clusters.get(home, Cluster()).fresh
-        judges = self.listen > 1 and (member is None or member.uploads % self.listen == 0)
-        if not fresh and not judges:
+    def _spec(self, lineage: str, member: MemberState | None, view: ServerView) -> TrainSpec | None:
+        """The training program if it differs from the run's, else None."""
+        fresh = self._clusters.get(lineage, ClusterState()).fresh
+        every = self.feedback_every
+        reports = every > 1 and (member is None or member.uploads % every == 0)
+        if not fresh and not reports:
             return None
         spec = replace(view.spec, last_layer_only=True) if fresh else view.spec
-        return replace(spec, feedback=True) if judges else spec
+        return replace(spec, feedback=True) if reports else spec
 
-    def _doubtful(self, member: Member, view: ServerView) -> bool:
-        since = member.uploads - member.asked
-        if not self.ask or not member.answers or len(view.store.lineages) == 1:
+    def _is_offered_all(self, member: MemberState, view: ServerView) -> bool:
+        since = member.uploads - member.offered_at
+        if not self.ask or not member.reports_losses or len(view.store.lineages) == 1:
             return False
-        if member.question in view.open_tasks:
-            return False  # its answer is under way
-        if since < min(ASKED_AGAIN, self.ask):
+        if member.offer_task in view.open_tasks:
+            return False  # it has been offered them and has not answered yet
+        if since < min(UPLOADS_BETWEEN_OFFERS, self.ask):
             return False
-        if self.turns:
-            return member.judgement > self.need
-        return since >= self.ask or member.judgement > (1 + self.gap) * self._usual
+        if self.passes:
+            return member.error > self.need
+        return since >= self.ask or member.error > (1 + self.gap) * self._median_error
 
-    # Refinement: expansion.
+    # Review: splits.
 
-    def refine(self, view: ServerView) -> Iterable[Absorb]:
-        """Found what is missing; unite what there is too much of."""
-        yield from self._united(view)
+    def act(self, view: ServerView) -> Iterable[Absorb]:
+        """Review the clusters that are due: close empty ones, start new ones, merge the closest."""
+        yield from self._merged_pair(view)
         due = [name for name in self._clusters if self._is_due(name, view)]
         if not due:
             return
-        known = [m.judgement for m in self._members.values() if m.judgement >= 0]
-        self._usual = median(known) if known else math.inf
-        self._forget_lost_founders(view)
-        here = self._members_by_home(view)
+        known = [m.error for m in self._members.values() if m.error >= 0]
+        self._median_error = median(known) if known else math.inf
+        self._drop_lost_seeds(view)
+        here = self._devices_by_lineage(view)
         for name in [n for n in view.store.lineages if self._is_deserted(n, here.get(n, []))]:
-            # Its parent may be gone, even into it; so may the main one.
+            # Its parent may have been absorbed, even by it; so may the main lineage.
             backs = (view.store.resolve(n) for n in (self._clusters[name].parent, MAIN))
             back = next((n for n in backs if n != name), None)
             if back is not None:
-                why = "nobody joined its founder" if here.get(name) else "nobody is left"
+                why = "no device joined its seed device" if here.get(name) else "it has no devices"
                 yield Absorb(back, name, view.store.head_params(back), why)
-        here = self._members_by_home(view)
+        here = self._devices_by_lineage(view)
         for name in due:
             if name in view.store:
                 self._clusters[name].merges = 0
                 present = [d for d in here.get(name, []) if _is_present(d, view)]
-                self._divide(name, self._clusters[name], present, len(here))
-        if self._uniting is None:
+                self._split_if_needed(name, self._clusters[name], present, len(here))
+        if self._merging is None:
             open_ones = [n for n in view.store.lineages if n in here and self._clusters[n].open]
-            pairing = Pairing(self._members, here, view)
-            self._uniting = pairing.to_unite(open_ones, self.most, self.need)
+            distances = ClusterDistances(self._members, here, view)
+            self._merging = distances.pair_to_merge(open_ones, self.max_clusters, self.need)
 
     def _is_due(self, name: str, view: ServerView) -> bool:
         merges = self._clusters[name].merges
-        if not self.turns or merges < self.every:
+        if not self.passes or merges < self.every:
             return merges >= self.every
-        here = sum(view.home(device) == name for device in self._members)
-        return merges >= self.turns * here
+        here = sum(view.lineage_of(device) == name for device in self._members)
+        return merges >= self.passes * here
 
-    def _forget_lost_founders(self, view: ServerView) -> None:
-        """One who is gone may never upload again: its place is for others."""
-        for device in [d for d in self._founders if not _is_present(d, view)]:
-            del self._clusters[self._founders.pop(device)]
+    def _drop_lost_seeds(self, view: ServerView) -> None:
+        """Give up clusters whose seed device has left before it started them."""
+        for device in [d for d in self._seeds if not _is_present(d, view)]:
+            del self._clusters[self._seeds.pop(device)]
 
     def _is_deserted(self, name: str, here: Sequence[int]) -> bool:
-        """Whether nobody is left, or nobody has followed the founder, though all were asked."""
+        """Whether it has no devices, or its seed device is alone after all were offered it."""
         cluster = self._clusters[name]
         if name == MAIN or len(here) > 1:
             return False
-        if not here or cluster.founder not in self._members:
+        if not here or cluster.seed_device not in self._members:
             return not here
-        return self._members[cluster.founder].uploads - cluster.founded >= 2 * TRIAL
+        return self._seed_uploads(cluster) >= 2 * SEED_UPLOADS
 
-    def _divide(self, name: str, cluster: Cluster, here: Sequence[int], inhabited: int) -> None:
-        known = sorted((m.judgement, d) for d in here if (m := self._members[d]).judgement >= 0)
-        if len(known) < SMALLEST:
+    def _split_if_needed(
+        self, name: str, cluster: ClusterState, here: Sequence[int], inhabited: int
+    ) -> None:
+        """Let the device with the largest error seed a new cluster, if the cluster needs it."""
+        known = sorted((m.error, d) for d in here if (m := self._members[d]).error >= 0)
+        if len(known) < MIN_MEMBERS:
             return
-        middle = median(judgement for judgement, _ in known)
-        if self.turns and middle > WORSE * max(cluster.best, 0.5 * self.need):
+        middle = median(error for error, _ in known)
+        if self.passes and middle > CHANGED_DATA * max(cluster.best, 0.5 * self.need):
             cluster.best = math.inf
-        cluster.stuck = 0 if middle < BETTER * cluster.best else cluster.stuck + 1
+        cluster.stuck = 0 if middle < IMPROVEMENT * cluster.best else cluster.stuck + 1
         cluster.best = min(cluster.best, middle)
-        if self.turns and cluster.stuck < PATIENCE:
+        if self.passes and cluster.stuck < STUCK_AFTER:
             return
         if cluster.resting:
             cluster.resting -= 1
             return
         device = known[-1][1]
-        fifth = known[-quota(WORST, len(known))][0]
+        fifth = known[-quota(WORST_SHARE, len(known))][0]
         outliers = fifth > max((1 + self.gap) * middle, self.need)
-        if not outliers and (middle < self.need or cluster.stuck < PATIENCE):
+        if not outliers and (middle < self.need or cluster.stuck < STUCK_AFTER):
             return
-        if inhabited + len(self._founders) >= self.most:
+        if inhabited + len(self._seeds) >= self.max_clusters:
             return
         self._named += 1
         child = self._new_name()
-        self._founders[device] = child
-        self._clusters[child] = Cluster(
-            founder=device,
-            founded=self._members[device].uploads,
+        self._seeds[device] = child
+        self._clusters[child] = ClusterState(
+            seed_device=device,
+            seeded_at=self._members[device].uploads,
             parent=name,
             fresh=self.partial,
             open=False,
         )
-        cluster.resting, cluster.rest = cluster.rest, min(LONGEST_REST, 2 * cluster.rest)
+        cluster.resting, cluster.rest = cluster.rest, min(MAX_REST, 2 * cluster.rest)
 
-    def _members_by_home(self, view: ServerView) -> Homes:
-        """Who uses each lineage; those that nobody uses are left out."""
+    def _devices_by_lineage(self, view: ServerView) -> DevicesByLineage:
+        """The devices of each lineage that has any."""
         found: dict[str, list[int]] = {}
         for device in self._members:
-            found.setdefault(view.home(device), []).append(device)
+            found.setdefault(view.lineage_of(device), []).append(device)
         return found
 
-    # Refinement: merging.
+    # Review: merges.
 
-    def _united(self, view: ServerView) -> Iterable[Absorb]:
-        """Algorithm 1, once a device has told where its data lead the main model."""
-        if self._uniting is None or self._direction is None:
+    def _merged_pair(self, view: ServerView) -> Iterable[Absorb]:
+        """Algorithm 1, once a device's delta has given the direction."""
+        if self._merging is None or self._direction is None:
             return
-        (main, auxiliary), direction = self._uniting, self._direction
-        self._uniting = self._direction = None
+        (main, auxiliary), direction = self._merging, self._direction
+        self._merging = self._direction = None
         if main in view.store and auxiliary in view.store:
             ours, theirs = view.store.head_params(main), view.store.head_params(auxiliary)
-            yield Absorb(main, auxiliary, united(ours, theirs, direction), "the two closest")
-
-    # Lineages come and go.
+            yield Absorb(
+                main, auxiliary, merged_params(ours, theirs, direction), "the two closest clusters"
+            )
 
     def on_fork(self, parent: str, child: str) -> None:
-        self._clusters.setdefault(child, Cluster())
+        self._clusters.setdefault(child, ClusterState())
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._clusters.pop(gone, None)
-        cluster = self._clusters.setdefault(into, Cluster())
+        cluster = self._clusters.setdefault(into, ClusterState())
         cluster.best, cluster.stuck = math.inf, 0
-        if self._uniting is not None and gone in self._uniting:
-            self._uniting = self._direction = None
+        if self._merging is not None and gone in self._merging:
+            self._merging = self._direction = None
 
-    def expected(self, devices: Iterable[int], classes: int) -> Tensor | None:
-        """The mean soft label on the data of these devices, as far as they have told theirs."""
-        softs = [m.soft for d in devices if (m := self._members.get(d))]
-        told = [soft for soft in softs if soft is not None and len(soft) == classes]
-        return torch.stack(told).mean(0) if told else None
+    # What devices have reported.
 
-    def told(self, devices: Iterable[int], classes: int) -> dict[int, tuple[Tensor, ...]]:
-        """The soft labels, shares and sways of the classes, of these devices that tell them."""
+    def mean_prediction(self, devices: Iterable[int], classes: int) -> Tensor | None:
+        """The model's mean soft label over these devices, of those that have reported theirs."""
+        known = [m.mean_prediction for d in devices if (m := self._members.get(d))]
+        found = [mean for mean in known if mean is not None and len(mean) == classes]
+        return torch.stack(found).mean(0) if found else None
+
+    def label_statistics(
+        self, devices: Iterable[int], classes: int
+    ) -> dict[int, tuple[Tensor, ...]]:
+        """Device -> mean soft label, class shares and mean p (1 - p), of those that report them."""
         found: dict[int, tuple[Tensor, ...]] = {}
         for device in devices:
             member = self._members.get(device)
-            if member is None or member.soft is None or len(member.soft) != classes:
+            mean = None if member is None else member.mean_prediction
+            if member is None or mean is None or len(mean) != classes:
                 continue
-            if member.share is not None and member.sway is not None:
-                found[device] = (member.soft, member.share, member.sway)
+            if member.class_share is not None and member.variance is not None:
+                found[device] = (mean, member.class_share, member.variance)
         return found
 
     def errors(self, devices: Iterable[int]) -> dict[int, float]:
-        """The share of errors that each of these devices has last told."""
-        recent = {d: m.recent for d in devices if (m := self._members.get(d))}
+        """Device -> the error rate it last reported."""
+        recent = {d: m.recent_errors for d in devices if (m := self._members.get(d))}
         return {d: last[-1] for d, last in recent.items() if last and 0 <= last[-1] <= 1}
 
     def state(self) -> dict[str, Any]:
-        members = {d: finite(astuple(m)) for d, m in self._members.items()}
-        clusters = {name: finite(astuple(c)) for name, c in self._clusters.items()}
         return {
             "named": self._named,
-            "members": members,
-            "clusters": clusters,
-            "founders": dict(self._founders),
-            "uniting": self._uniting,
+            "members": {device: replace(member) for device, member in self._members.items()},
+            "clusters": {name: replace(cluster) for name, cluster in self._clusters.items()},
+            "seeds": dict(self._seeds),
+            "merging": self._merging,
             "direction": self._direction,
-            "usual": finite([self._usual])[0],
+            "median_error": self._median_error,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._named = state["named"]
-        self._members = {d: Member(*numbers(f)) for d, f in state["members"].items()}
-        self._clusters = {n: Cluster(*numbers(f)) for n, f in state["clusters"].items()}
-        self._founders = dict(state["founders"])
-        self._uniting, self._direction = state["uniting"], state["direction"]
-        self._usual = numbers([state["usual"]])[0]
+        self._members = {device: replace(member) for device, member in state["members"].items()}
+        self._clusters = {name: replace(cluster) for name, cluster in state["clusters"].items()}
+        self._seeds = dict(state["seeds"])
+        self._merging, self._direction = state["merging"], state["direction"]
+        self._median_error = state["median_error"]
 
 
 def _vector(values: Sequence[float]) -> Tensor:

@@ -4,21 +4,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from latecomer.core.messages import Later, TimerExpired
-from latecomer.core.strategy import Assignment, ServerView, Stateful
+from latecomer.core.strategy import Assignment, ServerView
 from latecomer.strategies.parts.clustering import Clustering
 from latecomer.strategies.parts.selecting import Select, everyone
 
 
 class AtEpochStart:
-    """Dispatch: the selected devices get the new model when an epoch begins, and only then.
+    """Dispatch: the devices that `select` returns get the new head when an epoch begins.
 
-    An epoch begins with every new head; again when nobody is left who could answer this one. It
-    waits until `minimum` devices wait for a task.
+    An epoch begins with every new head, and again when no open task is based on the head. It
+    needs `minimum` idle devices. A `timeout` > 0 sets the timer "epoch" for that many seconds.
     """
 
     def __init__(self, select: Select = everyone, timeout: float = 0.0, minimum: int = 1) -> None:
         self.select, self.timeout, self.minimum = select, timeout, minimum
-        self._begun = -1
+        self._begun = -1  # the version of the last epoch that began
 
     def __call__(self, view: ServerView) -> Iterable[Assignment | Later]:
         version = view.store.head()
@@ -28,54 +28,52 @@ class AtEpochStart:
             return []
         chosen = self.select(view)
         self._begun = version
-        wishes: list[Assignment | Later] = [Assignment(d, view.home(d)) for d in chosen]
+        requests: list[Assignment | Later] = [Assignment(d, view.lineage_of(d)) for d in chosen]
         if self.timeout:
-            wishes.append(Later(self.timeout, TimerExpired("epoch", version)))
-        return wishes
+            requests.append(Later(self.timeout, TimerExpired("epoch", version)))
+        return requests
 
     def state(self) -> dict[str, Any]:
-        select = self.select.state() if isinstance(self.select, Stateful) else None
-        return {"begun": self._begun, "select": select}
+        return {"begun": self._begun}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._begun = state["begun"]
-        if isinstance(self.select, Stateful):
-            self.select.restore(state["select"])
 
 
-class EachItsOwn:
-    """Dispatch: every device on a lineage of its own, at once."""
+class OneLineageEach:
+    """Dispatch: every idle device gets a task of its own lineage."""
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
         return [Assignment(device, f"device-{device}") for device in list(view.idle)]
 
 
-class WhenReady:
-    """Dispatch: a waiting device gets the head of its lineage, or of its branch.
+class ClusterDispatch:
+    """Dispatch: idle devices get the head of their lineage, with `clustering` as it assigns them.
 
-    At once; or with `wait` when that is new to it, or when nobody else of its lineage is at work.
+    With `wait` an idle device gets a task only if the head is newer than its last one, or if no
+    device of its lineage is working.
     """
 
-    def __init__(self, branches: Clustering | None = None, wait: bool = False) -> None:
-        self.branches, self.wait = branches, wait
-        self._sent: dict[int, int] = {}  # device -> the version it last got
+    def __init__(self, clustering: Clustering | None = None, wait: bool = False) -> None:
+        self.clustering, self.wait = clustering, wait
+        self._sent: dict[int, int] = {}  # device -> the version of its last task, with `wait`
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
         devices = self._ready(view) if self.wait else list(view.idle)
-        if self.branches is None:
-            return [Assignment(device, view.home(device)) for device in devices]
+        if self.clustering is None:
+            return [Assignment(device, view.lineage_of(device)) for device in devices]
         return [
-            self.branches.assignment(device, view.tasks_given + place, view)
+            self.clustering.assignment(device, view.tasks_given + place, view)
             for place, device in enumerate(devices)
         ]
 
     def _ready(self, view: ServerView) -> list[int]:
-        busy = {view.home(device) for device in view.working}
-        heads = {device: view.store.head(view.home(device)) for device in view.idle}
+        busy = {view.lineage_of(device) for device in view.working}
+        heads = {device: view.store.head(view.lineage_of(device)) for device in view.idle}
         ready = [
             device
             for device, head in heads.items()
-            if self._sent.get(device) != head or view.home(device) not in busy
+            if self._sent.get(device) != head or view.lineage_of(device) not in busy
         ]
         self._sent |= {device: heads[device] for device in ready}
         return ready

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, TimerExpired
 from latecomer.core.params import chunks
-from latecomer.core.strategy import Commit, Drop, FollowsLineages, ServerView, Stateful
+from latecomer.core.strategy import Commit, Drop, ServerView
 from latecomer.core.submodel import covered
 from latecomer.strategies.parts.quota import quota
 
-# (lineage, devices that have a word of their own, view) -> contributions, weighed
+# (lineage, devices with an update in this commit, view) -> weighed surrogate contributions
 Surrogates = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
-# (lineage, head, contributions, step) -> the new head; it may be Stateful and follow lineages
+# (lineage, head, contributions, step) -> the new head
 Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
 
 
@@ -81,10 +81,6 @@ def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | 
     return trained
 
 
-def _state_of(combine: Combine) -> dict[str, Any]:
-    return {"combine": combine.state()} if isinstance(combine, Stateful) else {}
-
-
 class Buffer:
     """Merge: commit whenever a lineage has gathered `size` contributions.
 
@@ -109,24 +105,14 @@ class Buffer:
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
 
-    def on_fork(self, parent: str, child: str) -> None:
-        """What is gathered stays with the parent."""
-        if isinstance(self.combine, FollowsLineages):
-            self.combine.on_fork(parent, child)
-
     def on_absorb(self, into: str, gone: str) -> None:
         self._gathered.setdefault(into, []).extend(self._gathered.pop(gone, []))
-        if isinstance(self.combine, FollowsLineages):
-            self.combine.on_absorb(into, gone)
 
     def state(self) -> dict[str, Any]:
-        gathered = {name: list(some) for name, some in self._gathered.items()}
-        return {"gathered": gathered, **_state_of(self.combine)}
+        return {"gathered": {name: list(some) for name, some in self._gathered.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._gathered = {name: list(some) for name, some in state["gathered"].items()}
-        if isinstance(self.combine, Stateful):
-            self.combine.restore(state["combine"])
 
 
 class Epochs:
@@ -176,16 +162,14 @@ class Epochs:
         self._gathered, self._on_time = [], 0
         return (commit,)
 
-    def on_timer(self, due: TimerExpired, view: ServerView) -> None:
-        if due.name == "epoch":
-            self._expired = due.version
+    def on_timer(self, timer: TimerExpired, view: ServerView) -> None:
+        if timer.name == "epoch":
+            self._expired = timer.version
 
     def state(self) -> dict[str, Any]:
-        own = {"gathered": self._gathered, "on_time": self._on_time, "expired": self._expired}
-        return {**own, **_state_of(self.combine)}
+        gathered = list(self._gathered)
+        return {"gathered": gathered, "on_time": self._on_time, "expired": self._expired}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._gathered = list(state["gathered"])
         self._on_time, self._expired = state["on_time"], state["expired"]
-        if isinstance(self.combine, Stateful):
-            self.combine.restore(state["combine"])

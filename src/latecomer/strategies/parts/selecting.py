@@ -3,25 +3,18 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from latecomer.core.messages import Contribution, TrainSpec
+from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ServerView, Strategy, selection_rng
 from latecomer.errors import BadInput
 from latecomer.strategies.parts.quota import quota
 
 Select = Callable[[ServerView], list[int]]
 SelectName = Literal["everyone", "random", "round-robin", "oort"]
-
-
-@runtime_checkable
-class Learns(Protocol):
-    """A select part that hears of every arrival; its devices report their loss."""
-
-    def hear(self, contribution: Contribution) -> None: ...
 
 
 def everyone(view: ServerView) -> list[int]:
@@ -108,7 +101,7 @@ class Oort:
         self._came: list[float] = []  # the utilities that came in since the last selection
         self._history: list[float] = []  # their mean in each of the last 2 W rounds
 
-    def hear(self, contribution: Contribution) -> None:
+    def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
         device = contribution.task.device
         known = self._heard.get(device)
         utility = statistical_utility(contribution)
@@ -241,20 +234,9 @@ def selector(name: SelectName, fraction: float) -> Select:
             return Oort(fraction)
 
 
-def informed(strategy: Strategy, select: Select) -> Strategy:
-    """The strategy whose arrivals `select` hears of, if it learns from them.
-
-    Its *route* is wrapped, so that must be a plain function.
-    """
-    if not isinstance(select, Learns):
+def with_reported_loss(strategy: Strategy, select: Select) -> Strategy:
+    """The strategy whose devices report their loss before training, if `select` uses it (Oort)."""
+    if not isinstance(select, Oort):
         return strategy
-    route, prepare = strategy.route, strategy.prepare
-
-    def hear_and_route(contribution: Contribution, view: ServerView) -> str:
-        select.hear(contribution)
-        return route(contribution, view)
-
-    def ask_for_the_loss(spec: TrainSpec) -> TrainSpec:
-        return replace(prepare(spec), report_loss=True)
-
-    return replace(strategy, route=hear_and_route, prepare=ask_for_the_loss)
+    prepare = strategy.prepare
+    return replace(strategy, prepare=lambda spec: replace(prepare(spec), report_loss=True))

@@ -8,27 +8,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from latecomer.core.messages import Contribution, Later, Note, Stop, TimerExpired
-from latecomer.core.strategy import (
-    Absorb,
-    Assignment,
-    BroadcastHead,
-    Dispatch,
-    FollowsLineages,
-    Refines,
-    Route,
-    ServerView,
-    Split,
-    Stateful,
-    Strategy,
-    Tells,
-    WaitsForTimer,
-)
+from latecomer.core.messages import Contribution, Later, Stop
+from latecomer.core.outcomes import Note
+from latecomer.core.strategy import Action, Assignment, Dispatch, Observer, ServerView, Strategy
 from latecomer.core.submodel import Submodel, name_of
-
-Part = TypeVar("Part")
 
 RECENT = 3  # tasks that must agree before a level is given up
 MARGIN = 1.2  # and by how much, so that levels do not flap
@@ -46,7 +31,7 @@ class Pace:
     width: float | None = None
 
 
-class SubmodelFitting:
+class SubmodelFitting(Observer):
     """The widest model that lets a device keep up: its task takes at most `slack` x the median.
 
     The median is that of the devices' times for the whole model. Every device carries that one
@@ -76,7 +61,7 @@ class SubmodelFitting:
     def submodel(self, device: int) -> Submodel | None:
         return self._submodels[self.level(device)]
 
-    def hear(self, contribution: Contribution) -> None:
+    def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
         task, known = contribution.task, len(self._paces)
         self._learn(task.device, contribution.seconds / self._work[name_of(task.submodel)])
         if len(self._paces) >= self.at_least:
@@ -84,10 +69,10 @@ class SubmodelFitting:
             for device in sorted(self._paces) if first_time else [task.device]:
                 self._assign(device)
 
-    def changes(self) -> list[Note]:
-        """What has changed since it was last asked."""
-        told, self._changes = self._changes, []
-        return told
+    def act(self, view: ServerView) -> Iterable[Action]:
+        """Log lines of the levels that have changed in this moment."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def _learn(self, device: int, seconds: float) -> None:
         if device in self._paces:
@@ -133,97 +118,30 @@ class SubmodelFitting:
         self._usual = sorted(pace.usual for pace in self._paces.values())
 
 
-class Around(Generic[Part]):
-    """Stands in a slot around another part; what a slot is told or asked reaches that one too."""
-
-    def __init__(self, inner: Part) -> None:
-        self.inner = inner
-
-    def state(self) -> dict[str, Any]:
-        return {"inner": self.inner.state() if isinstance(self.inner, Stateful) else None}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        if isinstance(self.inner, Stateful):
-            self.inner.restore(state["inner"])
-
-    def on_timer(self, due: TimerExpired, view: ServerView) -> None:
-        if isinstance(self.inner, WaitsForTimer):
-            self.inner.on_timer(due, view)
-
-    def on_fork(self, parent: str, child: str) -> None:
-        if isinstance(self.inner, FollowsLineages):
-            self.inner.on_fork(parent, child)
-
-    def on_absorb(self, into: str, gone: str) -> None:
-        if isinstance(self.inner, FollowsLineages):
-            self.inner.on_absorb(into, gone)
-
-    @property
-    def broadcasts(self) -> bool:
-        return isinstance(self.inner, Refines) and getattr(self.inner, "broadcasts", True)
-
-    def refine(self, view: ServerView) -> Iterable[Split | Absorb | BroadcastHead]:
-        return self.inner.refine(view) if isinstance(self.inner, Refines) else ()
-
-    def tell(self, view: ServerView) -> Iterable[Note]:
-        return self.inner.tell(view) if isinstance(self.inner, Tells) else ()
-
-
-class HearAndRoute(Around[Route]):
-    """Route: as the inner part does; the fitting hears of every arrival."""
-
-    def __init__(self, inner: Route, fitting: SubmodelFitting) -> None:
-        super().__init__(inner)
-        self.fitting = fitting
-
-    def __call__(self, contribution: Contribution, view: ServerView) -> str:
-        self.fitting.hear(contribution)
-        return self.inner(contribution, view)
-
-
-class Carrying(Around[Dispatch]):
-    """Dispatch: as the inner part does; every device carries the sub-model that is its own."""
+class WithSubmodels:
+    """Dispatch: the assignments of `inner`, each with the sub-model that `submodel` returns."""
 
     def __init__(self, inner: Dispatch, submodel: Callable[[int], Submodel | None]) -> None:
-        super().__init__(inner)
-        self._submodel = submodel
+        self.inner, self.submodel = inner, submodel
 
     def __call__(self, view: ServerView) -> Iterable[Assignment | Later | Stop]:
         return (
-            wish._replace(carry=self._submodel(wish.device))
-            if isinstance(wish, Assignment)
-            else wish
-            for wish in self.inner(view)
+            request._replace(submodel=self.submodel(request.device))
+            if isinstance(request, Assignment)
+            else request
+            for request in self.inner(view)
         )
 
 
-class CarryingFitted(Carrying):
-    """Dispatch: every device carries the sub-model of its level, and the log tells of changes."""
-
-    def __init__(self, inner: Dispatch, fitting: SubmodelFitting) -> None:
-        super().__init__(inner, fitting.submodel)
-        self.fitting = fitting
-
-    def tell(self, view: ServerView) -> Iterable[Note]:
-        return [*self.fitting.changes(), *super().tell(view)]
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "fitting": self.fitting.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self.fitting.restore(state["fitting"])
-
-
 def declared_levels(strategy: Strategy, submodels: Sequence[Submodel | None]) -> Strategy:
-    """The strategy whose devices carry these sub-models, by their number."""
-    return replace(strategy, dispatch=Carrying(strategy.dispatch, submodels.__getitem__))
+    """The strategy in which device i trains `submodels[i]`."""
+    return replace(strategy, dispatch=WithSubmodels(strategy.dispatch, submodels.__getitem__))
 
 
-def fitted(strategy: Strategy, fitting: SubmodelFitting) -> Strategy:
-    """The strategy whose devices carry what `fitting` chooses for them."""
+def measured_levels(strategy: Strategy, fitting: SubmodelFitting) -> Strategy:
+    """The strategy in which every device trains the sub-model that `fitting` chooses for it."""
     return replace(
         strategy,
-        route=HearAndRoute(strategy.route, fitting),
-        dispatch=CarryingFitted(strategy.dispatch, fitting),
+        dispatch=WithSubmodels(strategy.dispatch, fitting.submodel),
+        observers=(*strategy.observers, fitting),
     )

@@ -1,8 +1,8 @@
-"""Stand-ins: while a known device is away, its examples speak for it in every epoch.
+"""Surrogate updates: estimates for late devices that are away while an epoch or commit closes.
 
-Past the papers, which only repair what arrives. The server holds examples that explain the
-device's last update; until its own word comes, their replay on the current model counts as much
-as the device itself would.
+Past the papers, which only compensate updates that arrive. The server has examples that reproduce
+the device's last update; trained on the current model, they give the update the device would be
+expected to send, weighed as the device itself.
 """
 
 from collections.abc import Iterable
@@ -16,83 +16,85 @@ from latecomer.core.messages import Contribution, Task, Update
 from latecomer.core.strategy import ServerView, Weigh
 from latecomer.core.submodel import name_of, take
 from latecomer.device.flat import FlatModel
-from latecomer.strategies.parts.compensation import Compensator
+from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.inversion import alike, replay_each
 
-# Who is away this many times as long as last time may never come back.
-PATIENCE = 2
+# A device away for more than this many times its last staleness may never come back.
+MAX_ABSENCE = 2
 
 
 @dataclass(frozen=True)
 class SurrogateUpdates:
-    """Speaks for known devices that are at work and have no word in the epoch that closes.
+    """Makes contributions for devices at work that have no update in the commit being made.
 
-    When the truth came in last, what was nearest to it? If not the estimate, then the device's
-    last own word is repeated, or there is silence. Where compensation has been switched off, the
-    last word takes over as the estimate fades.
+    By the device's last validation, the nearest of three is used: the replayed estimate, its last
+    delta, or none. Where compensation has been switched off, the last delta takes over as the
+    share of the estimate falls to 0.
     """
 
-    compensator: Compensator
+    compensator: InversionCompensator
     weigh: Weigh
 
     def __call__(
         self, lineage: str, present: Iterable[int], view: ServerView
     ) -> list[Contribution]:
+        """One weighed contribution for each known device at work that is not `present`."""
         here = set(present)
         tasks = [
             view.open_tasks[view.working[device]]
-            for device in self.compensator.known
+            for device in self.compensator.last
             if device in view.working and device not in here
         ]
-        tasks = [task for task in tasks if self._speaks(task, lineage, view)]
+        tasks = [task for task in tasks if self._is_due(task, lineage, view)]
         head = view.store.head_params(lineage)
         bases = [take(head, task.submodel) for task in tasks]
-        words = self._words(tasks, bases, lineage, view)
+        deltas = self._deltas(tasks, bases, lineage, view)
         return [
-            self._contribution(task, base, word, noise, lineage, view)
-            for task, (base, word, noise) in zip(tasks, words, strict=True)
-            if torch.isfinite(word).all()
+            self._contribution(task, base, delta, noise, lineage, view)
+            for task, (base, delta, noise) in zip(tasks, deltas, strict=True)
+            if torch.isfinite(delta).all()
         ]
 
-    def _speaks(self, task: Task, lineage: str, view: ServerView) -> bool:
-        known = self.compensator.known[task.device]
+    def _is_due(self, task: Task, lineage: str, view: ServerView) -> bool:
+        last = self.compensator.last[task.device]
         return (
             view.store.resolve(task.lineage) == lineage
-            and view.store.staleness(task.version, lineage) <= PATIENCE * known.staleness
-            and self.compensator.judge.verdicts.get(task.device) != "silence"
-            and known.word.numel() == task.params.numel()
+            and view.store.staleness(task.version, lineage) <= MAX_ABSENCE * last.staleness
+            and self.compensator.validation.nearest.get(task.device) != "zero"
+            and last.delta.numel() == task.params.numel()
         )
 
-    def _words(
+    def _deltas(
         self, tasks: list[Task], bases: list[Tensor], lineage: str, view: ServerView
     ) -> list[tuple[Tensor, Tensor, float]]:
-        """Of which model each says what, and with how much noise: its own word is of an old one."""
-        judge, now = self.compensator.judge, view.store.commits
-        known = [self.compensator.known[task.device] for task in tasks]
+        """Base, delta and noise of each surrogate; a device's last delta has an old base."""
+        validation, now = self.compensator.validation, view.store.commits
+        last = [self.compensator.last[task.device] for task in tasks]
         gammas = [
             0.0
-            if judge.verdicts.get(task.device) == "word"
-            else judge.switch.gamma(lineage, now, of.staleness)
-            for task, of in zip(tasks, known, strict=True)
+            if validation.nearest.get(task.device) == "stale"
+            else validation.switch.gamma(lineage, now, of.staleness)
+            for task, of in zip(tasks, last, strict=True)
         ]
-        words = [(of.base, of.word, of.noise_std) for of in known]
+        deltas = [(of.base, of.delta, of.noise_std) for of in last]
         replayed = [i for i, gamma in enumerate(gammas) if gamma]
         fresh = self._replays([tasks[i] for i in replayed], [bases[i] for i in replayed], view)
         for i, new in zip(replayed, fresh, strict=True):
-            base, word, noise = words[i]
-            words[i] = (
+            base, delta, noise = deltas[i]
+            deltas[i] = (
                 torch.lerp(base, bases[i], gammas[i]),
-                torch.lerp(word, new, gammas[i]),
+                torch.lerp(delta, new, gammas[i]),
                 (1.0 - gammas[i]) * noise,
             )
-        return words
+        return deltas
 
     def _replays(self, tasks: list[Task], bases: list[Tensor], view: ServerView) -> list[Tensor]:
+        """The deltas of training each base on its device's estimated examples."""
         deltas = list(bases)
         names = [name_of(task.submodel) for task in tasks]
         for places in alike(names):
             model = cast(FlatModel, view.network(tasks[places[0]].submodel))
-            estimates = [self.compensator.known[tasks[i].device].estimate for i in places]
+            estimates = [self.compensator.last[tasks[i].device].estimate for i in places]
             found = replay_each(model, [bases[i] for i in places], estimates)
             for i, delta in zip(places, found, strict=True):
                 deltas[i] = delta
@@ -101,7 +103,7 @@ class SurrogateUpdates:
     def _contribution(
         self, task: Task, base: Tensor, delta: Tensor, noise: float, lineage: str, view: ServerView
     ) -> Contribution:
-        count = self.compensator.known[task.device].num_examples
+        count = self.compensator.last[task.device].num_examples
         update = Update(task.id, delta, count, noise_std=noise)
-        surrogates = Contribution(task, update, base, delta, lineage, staleness=0)
-        return surrogates.weighed(float(self.weigh(surrogates, view)))
+        surrogate = Contribution(task, update, base, delta, lineage, staleness=0)
+        return surrogate.weighed(float(self.weigh(surrogate, view)))

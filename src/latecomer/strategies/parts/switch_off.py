@@ -1,12 +1,12 @@
-"""When to stop repairing: FedDC Algorithm 1 as corrected in docs/papers.md, with a smooth end.
+"""When to end compensation: FedDC Algorithm 1 as corrected in docs/papers.md, with a smooth end.
 
-A device's next update is the truth for an earlier estimate. Once most estimates of a lineage are
-further from the truth than the stale updates were, compensation fades out there: the share gamma
-of the estimate falls from 1 to 0 over `decay` of the time before the switch (Intertwined,
-section 3.2). Time is counted in commits.
+A device's next update validates an earlier estimate. Once most estimates of a lineage have larger
+errors than the stale updates they replaced, compensation fades out there: the share gamma of the
+estimate falls from 1 to 0 over `decay` of the time before the switch (Intertwined, section 3.2).
+Time is counted in commits.
 
-Past the papers, in which all who are late are equally late: who is far later than those who were
-judged has more to gain, and can be spared until it has been judged itself.
+Past the papers, in which all late devices are equally late: with `exemption`, updates much staler
+than the validated ones are still compensated until estimates of such updates are validated too.
 """
 
 import math
@@ -19,24 +19,24 @@ import torch
 from torch import Tensor
 
 from latecomer.core.codec import portable
-from latecomer.core.messages import Note
+from latecomer.core.outcomes import Note
+from latecomer.core.strategy import Observer
 
 HALF_NORMAL = 2.0 / math.pi  # the squared mean of |z|, z standard normal
 
 
 def switch_note(reason: str, version: int, lineage: str = "") -> Note:
-    """The line of the log that says why a part begins or ends, for a lineage or for all."""
+    """A log line saying why a part begins or ends to act, for a lineage or for all."""
     return Note("switch", {"lineage": lineage, "version": version, "reason": reason})
 
 
-def error(guess: Tensor, truth: Tensor, noise_variance: float = 0.0) -> float:
-    """Mean absolute difference, without the part that public noise of this variance makes.
+def error(guess: Tensor, delta: Tensor, noise_variance: float = 0.0) -> float:
+    """Mean absolute difference without the share that noise of this variance causes.
 
-    Infinite where the guess has diverged.
-
-    Differences and noise are taken as normal: then E|d + noise|^2 = 2/pi (var d + var noise).
+    Infinite where the guess is not finite. Differences and noise are taken as normal:
+    E|d + noise|^2 = 2/pi (var d + var noise).
     """
-    seen = torch.mean((guess - truth).abs()).item()
+    seen = torch.mean((guess - delta).abs()).item()
     if not math.isfinite(seen):
         return math.inf
     return math.sqrt(max(seen**2 - HALF_NORMAL * noise_variance, 0.0))
@@ -44,8 +44,8 @@ def error(guess: Tensor, truth: Tensor, noise_variance: float = 0.0) -> float:
 
 @portable
 @dataclass(frozen=True, slots=True)
-class Vote:
-    """What a device's truth said of its estimate, which was made from an update so stale."""
+class Validated:
+    """The errors of a device's estimate and of its stale update, `staleness` commits old."""
 
     at: int
     staleness: int
@@ -56,31 +56,32 @@ class Vote:
 @portable
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Compensation fades out since `at` for what is less stale than `below`."""
+    """Compensation fades out since commit `at` for updates less stale than `below`."""
 
     at: int
     below: float
 
 
-class Switch:
-    """Per lineage: the last judgement of each device, and since when compensation fades out.
+class SwitchOff(Observer):
+    """Per lineage: the last validation of each device, and since when compensation fades out.
 
-    It fades out for everybody, or with `spare` for those only who are less than so many times as
-    stale as the judged usually were; the others go on, and are judged by themselves.
+    It fades out for all updates; with `exemption` > 0 only for those less than `exemption` times
+    as stale as the validated ones (median). `decay` is the length of the fade-out as a share of the
+    commits before it; `enabled` False never ends compensation.
     """
 
-    def __init__(self, decay: float = 0.1, enabled: bool = True, spare: float = 0.0) -> None:
-        self.decay, self.enabled, self.spare = decay, enabled, spare
+    def __init__(self, decay: float = 0.1, enabled: bool = True, exemption: float = 0.0) -> None:
+        self.decay, self.enabled, self.exemption = decay, enabled, exemption
         # device -> when an estimate was last used, and how stale its update was
-        self._tried: dict[str, dict[int, tuple[int, int]]] = {}
-        self._judged: dict[str, dict[int, Vote]] = {}
-        self._ended: dict[str, list[Ended]] = {}  # each for staler ones than the last
+        self._used: dict[str, dict[int, tuple[int, int]]] = {}
+        self._validated: dict[str, dict[int, Validated]] = {}
+        self._ended: dict[str, list[Ended]] = {}  # each with a larger `below` than the one before
 
-    def tried(self, lineage: str, device: int, now: int, staleness: int = 0) -> None:
-        """An estimate for this device has been used, and will be judged."""
-        self._tried.setdefault(lineage, {})[device] = (now, staleness)
+    def used(self, lineage: str, device: int, now: int, staleness: int = 0) -> None:
+        """An estimate for this device was used and will be validated."""
+        self._used.setdefault(lineage, {})[device] = (now, staleness)
 
-    def judge(
+    def record(
         self,
         lineage: str,
         device: int,
@@ -89,48 +90,48 @@ class Switch:
         stale: float,
         staleness: int = 0,
     ) -> None:
-        """The errors of the estimate and of the stale update, now that the truth is known."""
+        """The errors of the device's estimate and stale update against its next update."""
         below = self.ended_below(lineage)
-        votes = self._judged.setdefault(lineage, {})
-        # What is judged already has no say in the rest.
-        if staleness >= below or device not in votes or votes[device].staleness < below:
-            votes[device] = Vote(now, staleness, estimated, stale)
+        known = self._validated.setdefault(lineage, {})
+        # Updates for which compensation has ended do not replace results on staler ones.
+        if staleness >= below or device not in known or known[device].staleness < below:
+            known[device] = Validated(now, staleness, estimated, stale)
 
     def decide(self, lineage: str, now: int) -> tuple[float, float] | None:
-        """Switch off if most estimates are worse; the two mean errors if it does.
+        """End compensation if most estimates are worse; returns the two mean errors if it ends.
 
-        Each device has one vote, whatever the size of its updates, and it counts for as long
-        again as the run had taken when it was cast. Waits for half of the devices on trial.
+        Each device counts once, whatever the size of its updates, while its validation is no older
+        than half of the run. Waits for half of the devices whose estimates were used.
         """
         recent, below = now // 2, self.ended_below(lineage)
-        judged = [
-            vote
-            for vote in self._judged.get(lineage, {}).values()
-            if vote.at >= recent and vote.staleness >= below
+        validated = [
+            each
+            for each in self._validated.get(lineage, {}).values()
+            if each.at >= recent and each.staleness >= below
         ]
-        waiting = sum(
+        used = sum(
             at >= recent and staleness >= below
-            for at, staleness in self._tried.get(lineage, {}).values()
+            for at, staleness in self._used.get(lineage, {}).values()
         )
-        if not self.enabled or not judged or 2 * len(judged) < waiting:
+        if not self.enabled or not validated or 2 * len(validated) < used:
             return None
-        if 2 * sum(vote.estimated > vote.stale for vote in judged) <= len(judged):
+        if 2 * sum(each.estimated > each.stale for each in validated) <= len(validated):
             return None
-        spared = self.spare * median(vote.staleness for vote in judged)
-        end = Ended(now, max(spared, below + 1) if spared else math.inf)
+        exempt = self.exemption * median(each.staleness for each in validated)
+        end = Ended(now, max(exempt, below + 1) if exempt else math.inf)
         self._ended.setdefault(lineage, []).append(end)
         return (
-            math.fsum(vote.estimated for vote in judged) / len(judged),
-            math.fsum(vote.stale for vote in judged) / len(judged),
+            math.fsum(each.estimated for each in validated) / len(validated),
+            math.fsum(each.stale for each in validated) / len(validated),
         )
 
     def ended_below(self, lineage: str) -> float:
-        """How stale an update must be to be repaired still: 0 if all are, infinite if none is."""
+        """The staleness from which updates are still compensated: 0 all, infinite none."""
         ends = self._ended.get(lineage)
         return ends[-1].below if ends else 0.0
 
     def gamma(self, lineage: str, now: int, staleness: float = 0.0) -> float:
-        """The share of the estimate for an update so stale; the rest is the update itself."""
+        """The share of the estimate in the result for an update this stale."""
         ended = next((e for e in self._ended.get(lineage, ()) if staleness < e.below), None)
         if ended is None:
             return 1.0
@@ -138,25 +139,25 @@ class Switch:
         return max(0.0, 1.0 - (now - ended.at) / window) if window else 0.0
 
     def on_fork(self, parent: str, child: str) -> None:
-        """The child's model is the parent's: so are its prospects."""
-        self._judged[child] = dict(self._judged.get(parent, {}))
-        self._tried[child] = dict(self._tried.get(parent, {}))
+        """The child starts with the parent's model, so with its validations too."""
+        self._validated[child] = dict(self._validated.get(parent, {}))
+        self._used[child] = dict(self._used.get(parent, {}))
         if parent in self._ended:
             self._ended[child] = list(self._ended[parent])
 
     def on_absorb(self, into: str, gone: str) -> None:
-        self._judged.setdefault(into, {}).update(self._judged.pop(gone, {}))
-        self._tried.setdefault(into, {}).update(self._tried.pop(gone, {}))
+        self._validated.setdefault(into, {}).update(self._validated.pop(gone, {}))
+        self._used.setdefault(into, {}).update(self._used.pop(gone, {}))
         self._ended.pop(gone, None)
 
     def state(self) -> dict[str, Any]:
         return {
-            "judged": {name: dict(of) for name, of in self._judged.items()},
-            "tried": {name: dict(of) for name, of in self._tried.items()},
+            "validated": {name: dict(of) for name, of in self._validated.items()},
+            "used": {name: dict(of) for name, of in self._used.items()},
             "ended": {name: list(ends) for name, ends in self._ended.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._judged = {name: dict(of) for name, of in state["judged"].items()}
-        self._tried = {name: dict(of) for name, of in state["tried"].items()}
+        self._validated = {name: dict(of) for name, of in state["validated"].items()}
+        self._used = {name: dict(of) for name, of in state["used"].items()}
         self._ended = {name: list(ends) for name, ends in state["ended"].items()}

@@ -1,7 +1,7 @@
-"""Estimates on trial: a device's next update is the truth for an earlier estimate.
+"""Validation of compensated updates: a device's next update shows how good an earlier estimate was.
 
-FedDC Algorithm 1, lines 3 to 9, as corrected in docs/papers.md. The examples of the estimate are
-replayed on the very model the truth started from, so the comparison is exact.
+FedDC Algorithm 1, lines 3 to 9, as corrected in docs/papers.md. The estimated examples are replayed
+on the base of the device's next update, so both deltas start from the same model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,21 +13,23 @@ import torch
 from torch import Tensor
 
 from latecomer.core.codec import portable
-from latecomer.core.messages import Contribution, Note
+from latecomer.core.messages import Contribution
+from latecomer.core.outcomes import CompensationEnded, Note
+from latecomer.core.strategy import Action, Observer, ServerView
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.parts.inversion import Estimate, replay
-from latecomer.strategies.parts.switch_off import Switch, error
+from latecomer.strategies.parts.switch_off import SwitchOff, error
 
-# What stands nearest to the truth: the estimate, the device's last own word, or nothing at all.
-Verdict = Literal["estimate", "word", "silence"]
+# What had the smallest error against the next update: the estimate, the stale update, or 0.
+Nearest = Literal["estimate", "stale", "zero"]
 
-PROBES = 4  # estimates per device that wait for their truth
+MAX_PENDING = 4  # estimates per device that wait for its next update
 
 
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
-class Probe:
-    """An estimate made for `version` from a delta that was `staleness` commits late."""
+class Pending:
+    """An estimate used at `version` in place of `stale`, a delta `staleness` commits old."""
 
     version: int
     staleness: int
@@ -36,89 +38,82 @@ class Probe:
     estimate: Estimate
 
 
-class Judge:
-    """Keeps probes until the truth comes in, and tells the switch what came out."""
+class EstimateValidation(Observer):
+    """Keeps estimates until the device's next update, and passes both errors to the switch."""
 
-    def __init__(self, switch: Switch) -> None:
-        self.switch = switch
-        self.verdicts: dict[int, Verdict] = {}  # by device: what was nearest to its last word
-        self._probes: dict[int, list[Probe]] = {}
-        self._lineages: set[str] = set()  # of which something was judged in this moment
+    def __init__(self, switch: SwitchOff, keep_estimates: bool = True) -> None:
+        self.switch, self.keep_estimates = switch, keep_estimates
+        self.nearest: dict[int, Nearest] = {}  # device -> result of its last validation
+        self._pending: dict[int, list[Pending]] = {}
+        self._lineages: set[str] = set()  # lineages with validations in this moment
         self._notes: list[Note] = []
 
-    def put_on_trial(
-        self, contribution: Contribution, estimate: Estimate, version: int, now: int
-    ) -> None:
-        """`estimate` was used for `version` in place of the contribution's stale delta."""
-        probes = self._probes.setdefault(contribution.task.device, [])
+    def keep(self, contribution: Contribution, estimate: Estimate, version: int, now: int) -> None:
+        """`estimate` was used at `version` in place of the contribution's stale delta."""
+        pending = self._pending.setdefault(contribution.task.device, [])
         staleness = contribution.staleness
-        apart = max(1, staleness // PROBES)
-        if len(probes) < PROBES and (not probes or version >= probes[-1].version + apart):
+        apart = max(1, staleness // MAX_PENDING)
+        if len(pending) < MAX_PENDING and (not pending or version >= pending[-1].version + apart):
             noise = contribution.update.noise_std
-            probes.append(Probe(version, staleness, contribution.delta, noise, estimate))
-            self.switch.tried(contribution.lineage, contribution.task.device, now, staleness)
+            pending.append(Pending(version, staleness, contribution.delta, noise, estimate))
+            self.switch.used(contribution.lineage, contribution.task.device, now, staleness)
 
-    def hear(self, model: FlatModel, truth: Contribution, now: int) -> None:
-        """Any update of a device, late or not, may be the truth for one of its probes."""
-        device, version = truth.task.device, truth.task.version
-        probes = self._probes.get(device, [])
-        past = [probe for probe in probes if probe.version <= version]
+    def validate(self, model: FlatModel, update: Contribution, now: int) -> None:
+        """Compare an update, late or not, with the last estimate made before its base."""
+        device, version = update.task.device, update.task.version
+        pending = self._pending.get(device, [])
+        past = [each for each in pending if each.version <= version]
         if not past:
             return
-        self._probes[device] = probes[len(past) :]
-        probe = past[-1]
-        if probe.stale.numel() != truth.delta.numel():
+        self._pending[device] = pending[len(past) :]
+        last = past[-1]
+        if last.stale.numel() != update.delta.numel():
             return
-        fresh = replay(model, truth.base, [probe.estimate])[0]
-        noise, older = truth.update.noise_std**2, probe.noise_std**2
-        estimated = error(fresh, truth.delta, noise)
-        stale = error(probe.stale, truth.delta, noise + older)
-        silent = error(torch.zeros_like(truth.delta), truth.delta, noise)
-        self.switch.judge(truth.lineage, device, now, estimated, stale, probe.staleness)
-        self._lineages.add(truth.lineage)
-        errors: dict[Verdict, float] = {"estimate": estimated, "word": stale, "silence": silent}
-        self.verdicts[device] = min(errors, key=errors.__getitem__)
+        fresh = replay(model, update.base, [last.estimate])[0]
+        noise, older = update.update.noise_std**2, last.noise_std**2
+        estimated = error(fresh, update.delta, noise)
+        stale = error(last.stale, update.delta, noise + older)
+        zero = error(torch.zeros_like(update.delta), update.delta, noise)
+        self.switch.record(update.lineage, device, now, estimated, stale, last.staleness)
+        self._lineages.add(update.lineage)
+        errors: dict[Nearest, float] = {"estimate": estimated, "stale": stale, "zero": zero}
+        self.nearest[device] = min(errors, key=errors.__getitem__)
         fields = {
             "device": device,
-            "task": truth.task.id,
-            "lineage": truth.lineage,
-            "gap": version - probe.version,
+            "task": update.task.id,
+            "lineage": update.lineage,
+            "gap": version - last.version,
             "error_estimate": estimated if isfinite(estimated) else None,
             "error_stale": stale,
         }
-        self._notes.append(Note("judgement", fields))
+        self._notes.append(Note("validation", fields))
 
-    def tell(self, now: int) -> Iterable[Note]:
-        """The judgements of this moment, and the switches they lead to."""
+    def act(self, view: ServerView) -> Iterable[Action]:
+        """Log lines of this moment's validations, and the ends of compensation they cause."""
+        notes, self._notes = self._notes, []
+        yield from notes
+        now = view.store.commits
         for lineage in sorted(self._lineages):
-            worse = self.switch.decide(lineage, now)
-            if worse is not None:
+            errors = self.switch.decide(lineage, now)
+            if errors is not None:
                 below = self.switch.ended_below(lineage)
                 for_all = not isfinite(below)
-                whose = "" if for_all else f" of what is less than {round(below)} stale"
-                fields = {
-                    "lineage": lineage,
-                    "version": now,
-                    "error_estimate": worse[0] if isfinite(worse[0]) else None,
-                    "error_stale": worse[1],
-                    "below": None if for_all else below,
-                    "reason": f"repair{whose} ends: most estimates were further from the truth"
-                    " than the late updates themselves",
-                }
-                self._notes.append(Note("switch", fields))
+                which = "" if for_all else f" of updates less than {round(below)} commits stale"
+                yield CompensationEnded(
+                    lineage,
+                    now,
+                    errors[0] if isfinite(errors[0]) else None,
+                    errors[1],
+                    None if for_all else below,
+                    f"compensation{which} ends: most estimates had a larger error than the stale"
+                    " updates they replaced",
+                )
         self._lineages.clear()
-        told, self._notes = self._notes, []
-        return told
 
-    def state(self, with_probes: bool) -> dict[str, Any]:
-        probes = {device: list(some) for device, some in self._probes.items()}
-        return {
-            "switch": self.switch.state(),
-            "verdicts": dict(self.verdicts),
-            "probes": probes if with_probes else {},
-        }
+    def state(self) -> dict[str, Any]:
+        pending = {device: list(some) for device, some in self._pending.items()}
+        return {"nearest": dict(self.nearest), "pending": pending if self.keep_estimates else {}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.switch.restore(state["switch"])
-        self.verdicts = dict(state["verdicts"])
-        self._probes = {device: list(some) for device, some in state["probes"].items()}
+        self.nearest = dict(state["nearest"])
+        self._pending = {device: list(some) for device, some in state["pending"].items()}

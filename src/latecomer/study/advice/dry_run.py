@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latecomer.core.messages import Note, Task, Update
+from latecomer.core.messages import Task, Update
+from latecomer.core.outcomes import Logged
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.device.client import Rebases
@@ -81,7 +82,7 @@ def dry_run(experiment: Experiment, max_updates: int = MAX_UPDATES) -> Arrivals:
     """Arrivals up to the run's bound or `max_updates`, if each device is redispatched at once."""
     strategy, history = Strategy(name="dry-run"), History()
 
-    def take(time: float, note: Note) -> None:
+    def take(time: float, note: Logged) -> None:
         history.take({"time": time, "event": note.kind, **note.fields})
 
     loads = loads_of(experiment)

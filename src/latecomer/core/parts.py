@@ -1,0 +1,138 @@
+"""The parts of one run: a private copy of the strategy, and the hooks of everything in it.
+
+A part is any object with a hook of `core.strategy.Observer` that can be reached from the
+strategy's slots and observers through attributes, bound methods, `functools.partial`, tuples and
+lists. Each is found once, by the path of attributes that leads to it.
+"""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType, MethodType
+from typing import Any
+
+from latecomer.core.messages import Contribution, TimerExpired
+from latecomer.core.strategy import Action, Commit, Observer, ServerView, Strategy
+from latecomer.errors import BadInput
+
+HOOKS = ("on_arrival", "on_contribution", "on_commit", "on_fork", "on_absorb", "on_timer", "act")
+SLOTS = ("route", "compensate", "weigh", "merge", "dispatch", "observers")
+# Attributes of these are data, not parts.
+DATA = ("builtins", "numpy", "torch", "collections", "array")
+
+
+class Parts:
+    """Calls the hooks of all parts of `strategy`, a deep copy of the strategy it was given."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = _copied(strategy)
+        self.by_path: dict[str, Any] = {}
+        self._seen: set[int] = set()
+        for slot in SLOTS:
+            self._find(slot, getattr(self.strategy, slot))
+        found = self.by_path.values()
+        self._hooks = {name: [m for p in found if (m := _hook(p, name))] for name in HOOKS}
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether a part may send newer models to working devices."""
+        return any(
+            getattr(part, "broadcasts", True)
+            for part in self.by_path.values()
+            if _hook(part, "act")
+        )
+
+    def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
+        for hook in self._hooks["on_arrival"]:
+            hook(contribution, view)
+
+    def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
+        for hook in self._hooks["on_contribution"]:
+            hook(contribution, view)
+
+    def on_commit(self, commit: Commit, view: ServerView) -> None:
+        for hook in self._hooks["on_commit"]:
+            hook(commit, view)
+
+    def on_fork(self, parent: str, child: str) -> None:
+        for hook in self._hooks["on_fork"]:
+            hook(parent, child)
+
+    def on_absorb(self, into: str, gone: str) -> None:
+        for hook in self._hooks["on_absorb"]:
+            hook(into, gone)
+
+    def on_timer(self, timer: TimerExpired, view: ServerView) -> None:
+        for hook in self._hooks["on_timer"]:
+            hook(timer, view)
+
+    def act(self, view: ServerView) -> Iterable[Action]:
+        """The actions of all parts; each part sees the effects of those before it."""
+        for hook in self._hooks["act"]:
+            yield from hook(view)
+
+    def state(self) -> dict[str, Any]:
+        return {path: part.state() for path, part in self._stateful()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        parts = dict(self._stateful())
+        if parts.keys() != state.keys():
+            theirs, ours = (", ".join(some) or "none" for some in (state, parts))
+            raise ValueError(f"it has the state of {theirs}; this strategy keeps {ours}")
+        for path, part in parts.items():
+            part.restore(state[path])
+
+    def _stateful(self) -> Iterable[tuple[str, Any]]:
+        return (found for found in self.by_path.items() if _hook(found[1], "state"))
+
+    def _find(self, path: str, value: Any) -> None:
+        if id(value) in self._seen or isinstance(value, type):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, MethodType):
+            self._find(path, value.__self__)
+        elif isinstance(value, functools.partial):
+            for place, each in enumerate((value.func, *value.args, *value.keywords.values())):
+                self._find(f"{path}.{place}", each)
+        elif isinstance(value, FunctionType):
+            self._check_closure(path, value)
+        elif isinstance(value, tuple | list):
+            for place, each in enumerate(value):
+                self._find(f"{path}.{place}", each)
+        elif type(value).__module__.partition(".")[0] not in DATA:
+            hooked = any(_hook(value, name) for name in (*HOOKS, "state"))
+            if hooked:
+                self.by_path[path] = value
+            if hooked or callable(value) or path in SLOTS:
+                for name, each in getattr(value, "__dict__", {}).items():
+                    self._find(f"{path}.{name}", each)
+
+    def _check_closure(self, path: str, function: FunctionType) -> None:
+        """A function is shared by all copies of a strategy, so nothing in it may have state."""
+        for name, kept in inspect.getclosurevars(function).nonlocals.items():
+            before = len(self.by_path)
+            self._find(f"{path}.{name}", kept)
+            if len(self.by_path) > before:
+                raise BadInput(
+                    f"strategy '{self.strategy.name}': the function in {path} keeps the part"
+                    f" {name!r}, whose state would be shared by all runs; use a class that holds"
+                    " the part as an attribute"
+                )
+
+
+def _hook(part: Any, name: str) -> Callable[..., Any] | None:
+    """The part's method of that name, unless it is the empty one of `Observer`."""
+    found = getattr(type(part), name, None)
+    empty = getattr(Observer, name, None)
+    return None if found is None or found is empty else getattr(part, name)
+
+
+def _copied(strategy: Strategy) -> Strategy:
+    try:
+        return copy.deepcopy(strategy)
+    except Exception as error:
+        raise BadInput(
+            f"strategy '{strategy.name}' cannot be copied for a run ({error}); give a function that"
+            " makes it instead"
+        ) from error
