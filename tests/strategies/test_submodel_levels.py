@@ -1,26 +1,24 @@
-"""Which width a device gets: levels by hand, no flapping, and strategies that carry them."""
+"""The width of each device's sub-model: levels by hand, no flapping, in every strategy."""
 
 import pytest
 import torch
 
-from latecomer.core import strategy as protocols
+from commands import logged, sends
 from latecomer.core.messages import (
     MAIN,
     Contribution,
     Joined,
-    Note,
-    Send,
     Task,
     TimerExpired,
     TrainSpec,
+    Update,
 )
-from latecomer.core.messages import Update as Answer
+from latecomer.core.outcomes import Note
 from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment, Strategy
-from latecomer.core.submodel import Submodel
+from latecomer.core.submodel import Submodel, name_of
 from latecomer.strategies.papers.fedasync import fedasync
 from latecomer.strategies.parts.submodel_levels import (
-    Around,
     SubmodelFitting,
     declared_levels,
     measured_levels,
@@ -39,57 +37,68 @@ def fitting(**options):
 
 def done(device, seconds, submodel=None):
     task = Task(0, device, 0, MAIN, 0, TrainSpec(), torch.zeros(2), submodel)
-    update = Answer(0, torch.zeros(2), 1)
+    update = Update(0, torch.zeros(2), 1)
     return Contribution(task, update, task.params, update.delta, MAIN, 0, seconds=seconds)
+
+
+def arrive(part, contribution):
+    part.on_arrival(contribution, None)
+
+
+def changes(part):
+    """The log lines of the levels that have changed."""
+    return list(part.act(None))
 
 
 def work_for(part, device, whole_seconds, tasks=1):
     """The device does tasks at its level, each as long as that much of the whole model takes."""
     for _ in range(tasks):
         submodel = part.submodel(device)
-        part.hear(done(device, whole_seconds * WORK[submodel.name if submodel else ""], submodel))
+        arrive(
+            part, done(device, whole_seconds * WORK[submodel.name if submodel else ""], submodel)
+        )
 
 
 def settled(**options):
-    """Five devices that take 1, 2, 4, 10 and 100 s for the whole model, each heard once."""
+    """Five devices that take 1, 2, 4, 10 and 100 s for the whole model, one task each."""
     part = fitting(at_least=5, **options)
     for device, seconds in enumerate((1.0, 2.0, 4.0, 10.0, 100.0)):
-        part.hear(done(device, seconds))
-    part.changes()
+        arrive(part, done(device, seconds))
+    changes(part)
     return part
 
 
 # The first assignment
 
 
-def test_everybody_carries_the_whole_until_three_are_known():
+def test_every_device_trains_the_whole_model_until_three_are_measured():
     part = fitting()
-    part.hear(done(0, 1.0))
-    part.hear(done(0, 1.0))
-    part.hear(done(7, 100.0))
+    arrive(part, done(0, 1.0))
+    arrive(part, done(0, 1.0))
+    arrive(part, done(7, 100.0))
     assert [part.level(device) for device in (0, 7, 3)] == [1.0, 1.0, 1.0]
-    assert part.changes() == []
-    part.hear(done(3, 4.0))  # the median is 4: 100 * 0.0625 is more, but nothing is narrower
+    assert changes(part) == []
+    arrive(part, done(3, 4.0))  # the median is 4: 100 * 0.0625 is more, but nothing is narrower
     assert [part.level(device) for device in (0, 7, 3)] == [1.0, 0.25, 1.0]
     assert part.submodel(7) is NARROW
     assert part.submodel(0) is None
-    assert part.changes() == [Note("level", {"device": 7, "width": 0.25, "seconds": 100.0})]
-    assert part.changes() == []
+    assert changes(part) == [Note("level", {"device": 7, "width": 0.25, "seconds": 100.0})]
+    assert changes(part) == []
 
 
 def test_the_widest_whose_time_is_at_most_the_median():
     part = fitting(at_least=5)
     for device, seconds in enumerate((1.0, 2.0, 4.0, 16.0, 16.1)):
-        part.hear(done(device, seconds))
+        arrive(part, done(device, seconds))
     # The median is 4 s: 16 s is 4 s at a quarter of the work, 16.1 s is more.
     assert [part.level(device) for device in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.25]
-    assert [note.fields["device"] for note in part.changes()] == [3, 4]
+    assert [note.fields["device"] for note in changes(part)] == [3, 4]
 
 
 def test_a_newcomer_is_fitted_after_its_first_task():
     part = settled()
     assert part.level(9) == 1.0
-    part.hear(done(9, 11.0))  # the lower median of 1, 2, 4, 10, 11, 100 is 4
+    arrive(part, done(9, 11.0))  # the lower median of 1, 2, 4, 10, 11, 100 is 4
     assert part.level(9) == 0.5
 
 
@@ -102,29 +111,29 @@ def test_slack_allows_for_more():
 def test_slack_below_one_narrows_even_the_median_device():
     part = fitting(slack=0.5)
     for device in range(3):
-        part.hear(done(device, 1.0))
+        arrive(part, done(device, 1.0))
     assert {part.level(device) for device in range(3)} == {0.5}
 
 
-def test_times_that_take_no_time():
+def test_tasks_that_take_no_time():
     part = fitting()
     for device in range(4):
-        part.hear(done(device, 0.0))
+        arrive(part, done(device, 0.0))
     assert {part.level(device) for device in range(4)} == {1.0}
 
 
-def test_narrowing_the_upper_half_does_not_move_the_yardstick():
-    """Tasks with 3 s of fixed costs: the narrow ones say little of the whole model's time."""
+def test_narrowing_the_upper_half_does_not_move_the_median():
+    """Tasks with 3 s of fixed costs: narrow ones show little of the time of the whole model."""
     part = fitting(at_least=4)
 
-    def act(device, seconds):
+    def work(device, seconds):
         submodel = part.submodel(device)
-        share = WORK[submodel.name if submodel else ""]
-        part.hear(done(device, 3.0 + seconds * share, submodel))
+        share = WORK[name_of(submodel)]
+        arrive(part, done(device, 3.0 + seconds * share, submodel))
 
     for _ in range(30):
         for device, seconds in enumerate((1.0, 2.0, 5.0, 9.0)):
-            act(device, seconds)
+            work(device, seconds)
     # 3 + 5 / 4 = 4.25 and 3 + 9 / 4 = 5.25, beside 1.2 * 5 s.
     assert [part.level(device) for device in range(4)] == [1.0, 1.0, 0.5, 0.5]
 
@@ -141,12 +150,12 @@ def test_three_times_slower_for_good_is_narrower_after_three_tasks_and_not_befor
         assert part.level(5) == 1.0, tasks
     work_for(part, 5, 12.0)
     assert part.level(5) == 0.5
-    assert part.changes() == [Note("level", {"device": 5, "width": 0.5, "seconds": 12.0})]
+    assert changes(part) == [Note("level", {"device": 5, "width": 0.5, "seconds": 12.0})]
     work_for(part, 5, 12.0, 20)
-    assert part.changes() == []
+    assert changes(part) == []
 
 
-def test_up_to_a_fifth_too_slow_is_borne():
+def test_a_level_is_kept_while_at_most_a_fifth_too_slow():
     part = settled()
     work_for(part, 2, 12.0, 20)
     # 1, 2, 10, 12, 100: the median is 10 now.
@@ -185,11 +194,11 @@ def test_no_flapping_at_the_edge_of_a_level(seconds):
         work_for(part, device, 4.0, 3)
     work_for(part, 5, seconds)
     first = part.level(5)
-    part.changes()
-    for turn in range(100):
-        work_for(part, 5, seconds * (0.85, 1.0, 1.15, 1.1, 0.9)[turn % 5])
+    changes(part)
+    for task in range(100):
+        work_for(part, 5, seconds * (0.85, 1.0, 1.15, 1.1, 0.9)[task % 5])
     assert part.level(5) == first
-    assert part.changes() == []
+    assert changes(part) == []
 
 
 def test_every_further_change_takes_three_tasks():
@@ -206,141 +215,119 @@ def test_every_further_change_takes_three_tasks():
     assert part.level(5) == 1.0
 
 
-def test_a_task_counts_by_what_it_carried():
-    """An upload of the whole model that comes in late, after the device was narrowed."""
+def test_a_task_counts_by_its_own_sub_model():
+    """An upload of the whole model that arrives late, after the device was narrowed."""
     part = settled()
     assert part.level(3) == 0.5
-    part.hear(done(3, 10.0))
-    part.hear(done(3, 2.5, WIDE))
-    part.hear(done(3, 10.0))
+    arrive(part, done(3, 10.0))
+    arrive(part, done(3, 2.5, WIDE))
+    arrive(part, done(3, 10.0))
     assert part.level(3) == 0.5
-    assert part.changes() == []
+    assert changes(part) == []
 
 
 def test_state_round_trip():
     whole, first = fitting(), fitting()
-    story = [(d % 7, 1.0 + (d * 37 % 11) ** 2) for d in range(200)]
-    for device, seconds in story[:90]:
+    times = [(d % 7, 1.0 + (d * 37 % 11) ** 2) for d in range(200)]
+    for device, seconds in times[:90]:
         work_for(whole, device, seconds)
         work_for(first, device, seconds)
     second = fitting()
     second.restore(first.state())
-    whole.changes()
-    for device, seconds in story[90:]:
+    changes(whole)
+    for device, seconds in times[90:]:
         work_for(whole, device, seconds)
         work_for(second, device, seconds)
     assert second.state() == whole.state()
-    assert second.changes() == whole.changes()
+    assert changes(second) == changes(whole)
 
 
-# In the slots of a strategy
+# In a strategy
 
 
-class Recorder:
-    """A part for any slot that notes what reaches it, and has state."""
+class Hooked:
+    """Route or dispatch: counts its calls, and keeps the hooks that are called."""
 
     def __init__(self):
-        self.heard = []
-        self.count = 0
+        self.hooks, self.calls = [], 0
 
     def __call__(self, *args):
-        self.count += 1
+        self.calls += 1
         return [Assignment(d, MAIN) for d in list(args[0].idle)] if len(args) == 1 else MAIN
 
     def state(self):
-        return {"count": self.count}
+        return {"calls": self.calls}
 
     def restore(self, state):
-        self.count = state["count"]
+        self.calls = state["calls"]
 
-    def on_timer(self, due, view):
-        self.heard.append(due)
+    def on_timer(self, timer, view):
+        self.hooks.append(timer)
 
     def on_fork(self, parent, child):
-        self.heard.append((parent, child))
+        self.hooks.append((parent, child))
 
     def on_absorb(self, into, gone):
-        self.heard.append((into, gone))
+        self.hooks.append((into, gone))
 
-    def tell(self, view):
-        return [Note("told", {})]
+    def act(self, view):
+        return [Note("hooked", {})]
 
 
-def test_the_parts_inside_are_reached():
-    route, dispatch = Recorder(), Recorder()
-    strategy = measured_levels(Strategy(route=route, dispatch=dispatch), fitting())
-    server = Server(torch.zeros(SIZE), strategy, TrainSpec())
+def hooked_server():
+    plain = Strategy(route=Hooked(), dispatch=Hooked())
+    return Server(torch.zeros(SIZE), measured_levels(plain, fitting()), TrainSpec())
+
+
+def test_hooks_of_the_dispatch_inside_are_called():
+    server = hooked_server()
+    route, inside = server.strategy.route, server.strategy.dispatch.inner
     commands = server.handle(Joined(0), TimerExpired("epoch", 3))
-    assert [c.kind for c in commands if isinstance(c, Note)] == ["told", "told", "dispatch"]
+    assert len(logged(commands, "hooked")) == 2
     server.fork(MAIN, "child")
-    for slot in strategy.slots.values():
-        if isinstance(slot, protocols.FollowsLineages):
-            slot.on_absorb(MAIN, "child")
+    server.absorb(MAIN, "child")
     expected = [TimerExpired("epoch", 3), (MAIN, "child"), (MAIN, "child")]
-    assert route.heard == dispatch.heard == expected
-    route.count = 5
-    twin_route, twin_dispatch = Recorder(), Recorder()
-    twin = measured_levels(Strategy(route=twin_route, dispatch=twin_dispatch), fitting())
-    twin.restore(strategy.state())
-    assert (twin_route.count, twin_dispatch.count) == (5, 1)
-
-
-def test_every_optional_protocol_of_a_slot_is_passed_on():
-    """A new one in core/strategy.py must be added to `Around`; only *compensate* finishes."""
-    optional = {
-        name
-        for name, value in vars(protocols).items()
-        if getattr(value, "_is_runtime_protocol", False) and value.__module__ == protocols.__name__
-    }
-    part = Around(None)
-    passed_on = {name for name in optional if isinstance(part, getattr(protocols, name))}
-    assert passed_on == optional - {"DelayedCompensation"} >= {"Stateful"}
-
-
-def test_plain_parts_are_left_in_peace():
-    part = Around(protocols.same_lineage)
-    part.restore(part.state())
-    part.on_timer(TimerExpired("epoch", 0), None)
-    part.on_fork(MAIN, "child")
-    part.on_absorb(MAIN, "child")
-    assert list(part.tell(None)) == []
+    assert route.hooks == inside.hooks == expected
+    route.calls = 5
+    twin = hooked_server()
+    twin.restore(server.state())
+    assert (twin.strategy.route.calls, twin.strategy.dispatch.inner.calls) == (5, 1)
 
 
 def fitted_run(name="fedasync", at_least=3, fleet=None):
     server = toy_server(name)
-    part = fitting(at_least=at_least)
     twin = Server(
         torch.zeros(SIZE),
-        measured_levels(server.strategy, part),
+        measured_levels(server.strategy, fitting(at_least=at_least)),
         TrainSpec(lr=0.5),
         seed=7,
         networks=server.network,
     )
-    return ToyRun(twin, fleet or toy_fleet()), part
+    return ToyRun(twin, fleet or toy_fleet()), twin.strategy.observers[-1]
 
 
-def carried(run):
-    """What the open tasks carry, by device."""
+def submodels_of(run):
+    """The sub-models of the open tasks, by device."""
     return {task.device: task.submodel for task in run.server.open_tasks.values()}
 
 
-def test_slow_devices_carry_less_and_the_log_tells():
+def test_slow_devices_train_less_and_changes_are_logged():
     run, part = fitted_run()
     run.until(60)
-    assert carried(run) == {device: part.submodel(device) for device in range(5)}
+    assert submodels_of(run) == {device: part.submodel(device) for device in range(5)}
     assert part.submodel(0) is None
     assert part.submodel(4) is not None
     levels = run.lines("level")
     assert levels
     assert {*levels[0][1]} == {"device", "width", "seconds"}
     assert levels[-1][1]["width"] == part.level(levels[-1][1]["device"])
-    # What they sent was as large as what they carried.
+    # Uploads are as large as the sub-models.
     sizes = {(f["device"], f["bytes"]) for _, f in run.lines("arrival")}
     assert (4, 4 * SIZE) in sizes
     assert (4, 4 * NARROW.size) in sizes or (4, 4 * WIDE.size) in sizes
 
 
-def test_before_anyone_is_fitted_nothing_differs():
+def test_before_devices_are_fitted_nothing_differs():
     plain = ToyRun(toy_server("fedasync"), toy_fleet(3))
     run, part = fitted_run(at_least=4, fleet=toy_fleet(3))
     plain.until(40)
@@ -350,7 +337,7 @@ def test_before_anyone_is_fitted_nothing_differs():
     assert {part.level(device) for device in range(3)} == {1.0}
 
 
-def test_fedasync_leaves_what_nobody_carries():
+def test_fedasync_leaves_coordinates_that_no_device_trains():
     server = Server(
         torch.zeros(SIZE), measured_levels(fedasync(), fitting(slack=1e-9)), TrainSpec()
     )
@@ -358,7 +345,7 @@ def test_fedasync_leaves_what_nobody_carries():
     run.until(30)
     heads = server.store.head_params()
     before = heads[2:].clone()
-    assert set(carried(run).values()) == {NARROW}
+    assert {name_of(submodel) for submodel in submodels_of(run).values()} == {"narrow"}
     run.until(60)
     assert torch.equal(server.store.head_params()[2:], before)
     assert not torch.equal(server.store.head_params()[:2], heads[:2])
@@ -390,7 +377,7 @@ def test_checkpoint_and_resume_give_the_same_history(name, after):
     assert second.heads() == whole.heads()
 
 
-def test_declared_levels_are_carried_throughout():
+def test_declared_levels_are_kept_throughout():
     submodels = [None, None, WIDE, WIDE, NARROW]
     strategy = declared_levels(toy_server("fedavg").strategy, submodels)
     run = ToyRun(Server(torch.zeros(SIZE), strategy, TrainSpec()), toy_fleet())
@@ -398,10 +385,10 @@ def test_declared_levels_are_carried_throughout():
     for _, fields in run.lines("arrival"):
         submodel = submodels[fields["device"]]
         assert fields["bytes"] == 4 * (submodel.size if submodel else SIZE)
-    assert strategy.state()["dispatch"]["inner"] == strategy.dispatch.inner.state()
+    assert run.server.state()["parts"]["dispatch.inner"] == {"begun": run.server.store.head()}
 
 
-def test_a_declared_sub_model_gives_way_to_the_fitted_one():
+def test_a_fitted_sub_model_replaces_the_declared_one():
     server = Server(torch.zeros(SIZE), measured_levels(fedasync(), fitting()), TrainSpec())
-    (task,) = [c.task for c in server.handle(Joined(0, NARROW)) if isinstance(c, Send)]
+    (task,) = sends(server.handle(Joined(0, NARROW)))
     assert task.submodel is None
