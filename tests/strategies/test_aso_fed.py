@@ -44,7 +44,7 @@ def test_the_model_moves_by_the_share_of_examples():
     assert head(server) == [7.0]  # its data have grown: - 20 / 50 * 5
 
 
-def test_the_server_steps_further_if_told():
+def test_the_server_learning_rate_scales_the_step():
     server = Server(torch.zeros(1), aso_fed(server_lr=2.0), TrainSpec())
     a, _ = sends(server.handle(Joined(0), Joined(1)))
     server.handle(answer(a, 1.0))
@@ -171,8 +171,8 @@ def test_delays_and_examples_are_part_of_the_state():
     one = toy_run("aso-fed", 60)
     other = toy_server("aso-fed")
     other.restore(one.server.state())
-    assert other.strategy.state() == one.server.strategy.state()
-    assert one.server.strategy.state()["merge"]["delays"][4][1] > 0
+    assert other.parts.state() == one.server.parts.state()
+    assert one.server.parts.state()["merge"]["delays"][4][1] > 0
 
 
 @pytest.mark.parametrize(

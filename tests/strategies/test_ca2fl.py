@@ -1,4 +1,4 @@
-"""Hand-worked calibration, and what is kept of whom."""
+"""Hand-worked calibration, and which updates are cached."""
 
 import pytest
 import torch
@@ -29,6 +29,11 @@ def head(server):
     return server.store.head_params().tolist()
 
 
+def cache(server, lineage="main"):
+    """The sum of a lineage's cached updates, and the updates by device."""
+    return server.strategy.merge.state()["caches"][lineage]
+
+
 def test_four_updates_by_hand():
     server, one, two = begun(2)
     (one,) = sends(server.handle(answer(one, 2.0)))
@@ -38,7 +43,7 @@ def test_four_updates_by_hand():
     (one,) = sends(server.handle(answer(one, 1.0)))
     assert head(server) == [9.0]  # v = 3 + (1 - 2); then h = (1 + 4) / 2
     server.handle(answer(one, 1.0))
-    assert head(server) == [11.5]  # v = 2.5 + 0: nothing new, and the other is spoken for
+    assert head(server) == [11.5]  # v = 2.5 + 0: nothing new, and the cached update of the other
 
 
 def test_a_buffer_of_two_with_a_step_of_a_half():
@@ -57,9 +62,9 @@ def test_two_updates_of_a_device_are_both_compared_with_the_cache_before():
     (one,) = sends(server.handle(answer(one, 6.0)))
     server.handle(answer(one, 8.0))
     assert head(server) == [4.0 + 4.0 + (2.0 + 4.0) / 2]
-    cache = server.strategy.merge._caches["main"]
-    assert cache.last[0][0].tolist() == [8.0]
-    assert cache.total.tolist() == [12.0]
+    total, last = cache(server)
+    assert last[0][0].tolist() == [8.0]
+    assert total.tolist() == [12.0]
 
 
 def test_devices_that_left_still_count():
@@ -69,13 +74,13 @@ def test_devices_that_left_still_count():
     assert head(server) == [4.0 + 4.0 / 2 + 2.0]
 
 
-def test_untrained_coordinates_wait_and_who_cannot_train_one_does_not_count_in_it():
+def test_coordinates_are_averaged_over_the_devices_that_train_them():
     server = Server(torch.zeros(2), ca2fl(size=1), TrainSpec())
     wide, narrow = sends(server.handle(Joined(0), Joined(1, FIRST)))
     (wide,) = sends(server.handle(answer(wide, 2.0, 2.0)))
-    assert head(server) == [2.0, 2.0]  # the narrow one has not been heard: h = (1, 1)
+    assert head(server) == [2.0, 2.0]  # nothing of the narrow one is cached: h = (1, 1)
     (narrow,) = sends(server.handle(answer(narrow, 3.0)))
-    assert head(server) == [6.0, 2.0]  # v = 1 + 3, and nobody trained the second
+    assert head(server) == [6.0, 2.0]  # v = 1 + 3, and the second was not trained
     server.handle(answer(wide, 2.0, 2.0))
     assert head(server) == [8.5, 4.0]  # h = (5 / 2, 2 / 1), and nothing new
 
@@ -86,9 +91,9 @@ def test_a_device_may_change_its_sub_model():
     server.handle(answer(two, 0.0, 0.0))
     (one,) = sends(server.handle(Joined(0, FIRST)))
     server.handle(answer(one, 6.0))
-    # h = (1, 2): it moves by 1 + (6 - 2) on the first coordinate. Its word on the second is gone.
+    # h = (1, 2): it moves by 1 + (6 - 2) on the first coordinate. Its update of the second is gone.
     assert head(server) == [2.0 + 1.0 + 1.0 + 4.0, 4.0 + 2.0]
-    assert server.strategy.merge._caches["main"].total.tolist() == [6.0, 0.0]
+    assert cache(server)[0].tolist() == [6.0, 0.0]
 
 
 def test_lineages_have_caches_of_their_own():
@@ -100,21 +105,22 @@ def test_lineages_have_caches_of_their_own():
     # Alone on a lineage, h + (delta - h) is delta.
     assert server.store.head_params("device-0").tolist() == [3.0]
     assert server.store.head_params("device-1").tolist() == [6.0]
-    strategy.merge.on_absorb("device-0", "device-1")
-    assert set(strategy.merge.state()["caches"]) == {"device-0"}
+    server.absorb("device-0", "device-1")
+    assert set(server.strategy.merge.state()["caches"]) == {"device-0"}
 
 
 def test_a_device_that_moves_is_forgotten_where_it_was():
-    merge, target = Calibrated(1, 1.0), ["main"]
-    strategy = Strategy(merge=merge, route=lambda contribution, view: target[0])
+    target = ["main"]
+    strategy = Strategy(merge=Calibrated(1, 1.0), route=lambda contribution, view: target[0])
     server = Server(torch.zeros(1), strategy, TrainSpec())
     one, _ = sends(server.handle(Joined(0), Joined(1)))
     (one,) = sends(server.handle(answer(one, 2.0)))
     server.fork("main", "other")
     target[0] = "other"
     server.handle(answer(one, 5.0))
-    assert merge._caches["main"].last == {}
-    assert merge._caches["main"].total.tolist() == [0.0]
+    total, last = cache(server)
+    assert last == {}
+    assert total.tolist() == [0.0]
     assert server.store.head_params("other").tolist() == [7.0]
 
 

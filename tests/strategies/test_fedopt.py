@@ -8,6 +8,7 @@ import torch
 from commands import sends
 from latecomer.core.messages import Arrived, Contribution, Joined, Task, TrainSpec, Update
 from latecomer.core.server import Server
+from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
 from latecomer.strategies.papers.fedopt import (
@@ -83,17 +84,22 @@ def test_coordinates_that_nobody_trained_keep_value_and_moments():
     assert head.tolist() == [6.75, 6.0]  # its v = 4 has waited
 
 
-def test_a_fork_goes_on_with_the_moments_and_then_its_own_way():
-    optimiser = ServerOptimiser(momentum(0.5), mean=False)
-    buffer = Buffer(1, combine=optimiser)
-    optimiser._moments["main"] = (torch.tensor([2.0]),)
-    buffer.on_fork("main", "child")
-    assert buffer.state()["combine"]["moments"]["child"][0].tolist() == [2.0]
-    optimiser._moments["main"] = (torch.tensor([9.0]),)
-    assert optimiser._moments["child"][0].tolist() == [2.0]
-    buffer.on_absorb("main", "child")
-    assert set(optimiser.state()["moments"]) == {"main"}
-    assert optimiser._moments["main"][0].tolist() == [9.0]
+def test_a_fork_starts_with_the_moments_of_its_parent():
+    strategy = Strategy(merge=Buffer(1, combine=ServerOptimiser(momentum(0.5), mean=False)))
+    server = Server(torch.zeros(1), strategy, TrainSpec())
+
+    def moments():
+        kept = server.parts.state()["merge.combine"]["moments"]
+        return {name: velocity.item() for name, (velocity,) in kept.items()}
+
+    (task,) = sends(server.handle(Joined(0)))
+    (task,) = sends(server.handle(Arrived(0, Update(task.id, torch.tensor([2.0]), 1))))
+    server.fork("main", "child")
+    assert moments() == {"main": 2.0, "child": 2.0}
+    server.handle(Arrived(0, Update(task.id, torch.tensor([8.0]), 1)))
+    assert moments() == {"main": 9.0, "child": 2.0}
+    server.absorb("main", "child")
+    assert moments() == {"main": 9.0}
 
 
 def test_a_step_leaves_the_old_moments_as_they_were():

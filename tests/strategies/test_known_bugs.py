@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from commands import sends
+from commands import logged, sends
 from latecomer.core.messages import (
     Arrived,
     Failed,
     Joined,
     Left,
-    Note,
     TrainSpec,
     Update,
 )
@@ -24,17 +23,13 @@ def answer(task, *delta):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), 1))
 
 
-def arrivals(commands):
-    return [c.fields for c in commands if isinstance(c, Note) and c.kind == "arrival"]
-
-
 def late_arrival(strategy, commits):
-    """What the log says of an update that is so many commits late."""
+    """The log line of an update with a staleness of `commits`."""
     server = Server(torch.zeros(1), strategy, TrainSpec())
     fast, slow = sends(server.handle(Joined(0), Joined(1)))
     for _ in range(commits):
         (fast,) = sends(server.handle(answer(fast, 0.0)))
-    (line,) = arrivals(server.handle(answer(slow, 1.0)))
+    (line,) = logged(server.handle(answer(slow, 1.0)), "arrival")
     assert line["staleness"] == commits
     return line
 
@@ -70,7 +65,7 @@ def test_staleness_is_counted_from_the_base_not_from_the_last_upload():
     (one,) = sends(server.handle(Joined(0)))
     assert one.version == 5
     server.handle(answer(two, 1.0))
-    (line,) = arrivals(server.handle(answer(one, 1.0)))
+    (line,) = logged(server.handle(answer(one, 1.0)), "arrival")
     assert line["staleness"] == 1
 
 

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from commands import sends
+from commands import logged, sends
 from latecomer.core.messages import (
     Arrived,
     Failed,
     Joined,
     Later,
-    Note,
     TimerExpired,
     TrainSpec,
     Update,
@@ -35,7 +34,7 @@ def answer(task, *delta, examples=1):
 
 
 def dropped(commands):
-    return [c.fields["reason"] for c in commands if isinstance(c, Note) and c.kind == "drop"]
+    return [line["reason"] for line in logged(commands, "drop")]
 
 
 def head(server):
@@ -78,7 +77,7 @@ def test_examples_are_weights():
     assert head(server) == [5.0]
 
 
-def test_who_is_too_far_behind_is_deprecated():
+def test_a_device_too_far_behind_is_deprecated():
     """Four devices, one of them three rounds late, with tau = 1."""
     server, commands = serve(quorum=0.5, lag=1)
     *fast, slow = sends(commands)
@@ -135,7 +134,7 @@ def test_a_round_waits_for_those_it_has_not_picked_until_the_timeout():
     assert server.store.commits == 2
 
 
-def test_a_timeout_with_nobody_back_waits_for_the_first():
+def test_a_timeout_without_updates_waits_for_the_first():
     server, commands = serve(devices=2, quorum=1.0, timeout=60.0)
     _, b = sends(commands)
     server.handle(TimerExpired("epoch", 0))
@@ -194,10 +193,10 @@ def test_if_all_count_it_is_fedavg():
     assert toy_run("safa", 60, quorum=1.0).heads() == toy_run("fedavg", 60).heads()
 
 
-def test_everybody_has_a_turn():
+def test_every_device_is_cached_and_contributes():
     run = toy_run("safa", 200, toy_fleet(10), quorum=0.3)
     assert {f["device"] for _, f in run.lines("arrival")} == set(range(10))
-    assert run.server.strategy.merge._cache.keys() == set(range(10))
+    assert run.server.strategy.merge.state()["cache"].keys() == set(range(10))
 
 
 @pytest.mark.parametrize("after", [5, 23, 42])

@@ -108,20 +108,15 @@ class Calibrated:
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
 
-    def on_fork(self, parent: str, child: str) -> None:
-        """What is gathered and heard stays with the parent."""
-
     def on_absorb(self, into: str, gone: str) -> None:
-        self.buffer.on_absorb(into, gone)
         self._caches.pop(gone, None)
         self._devices.pop(gone, None)
 
     def state(self) -> dict[str, Any]:
         caches = {name: [c.total, dict(c.last)] for name, c in self._caches.items()}
-        return {**self.buffer.state(), "caches": caches, "devices": dict(self._devices)}
+        return {"caches": caches, "devices": dict(self._devices)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.buffer.restore(state)
         self._caches = {name: Cache(*fields) for name, fields in state["caches"].items()}
         self._devices = dict(state["devices"])
 
