@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+from commands import logged
 from latecomer.core.codec import encode
 from latecomer.core.messages import Arrived, Joined, Later, Ready, Send, TrainSpec, Update
-from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.parts import compensation
+from latecomer.strategies.parts import compensation, validation
 from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.dispatching import AtEpochStart
 from latecomer.strategies.parts.inversion import (
@@ -42,18 +42,19 @@ class Fleet:
 
     def __init__(self, surrogates=False, networks=None, **options):
         options = {"effort": Effort(samples=8, iterations=20), "gate": "off", **options}
-        self.compensator = InversionCompensator(**options)
+        compensator = InversionCompensator(**options)
         weigh = by_examples()
-        speak = SurrogateUpdates(self.compensator, weigh) if surrogates else None
+        absent = SurrogateUpdates(compensator, weigh) if surrogates else None
         strategy = Strategy(
-            compensate=self.compensator,
+            compensate=compensator,
             weigh=weigh,
-            merge=Epochs(quorum=0.5, surrogates=speak),
+            merge=Epochs(quorum=0.5, surrogates=absent),
             dispatch=AtEpochStart(),
             has_epochs=True,
         )
         networks = networks or (lambda submodel: MODEL if submodel is None else None)
         self.server = Server(MODEL.init(1), strategy, SPEC, networks=networks)
+        self.compensator = self.server.strategy.compensate
         rng = torch.Generator().manual_seed(0)
         self.x = (
             torch.randn(3, COUNT, 6, generator=rng) + torch.tensor([0.0, 0.2, 1.0])[:, None, None]
@@ -65,33 +66,39 @@ class Fleet:
         self.commands = self.server.handle(*events)
         return {c.task.device: c.task for c in self.commands if isinstance(c, Send)}
 
-    def truth(self, device, params):
+    def delta(self, device, params):
+        """The delta of the device's local training from `params`."""
         y = torch.full((COUNT,), int(device == 2))
         plan = plan_batches(COUNT, SPEC, task_rng(0, device, 0))
         return local_update(MODEL, params, self.x[device], y, SPEC, plan) - params
 
     def answer(self, task, **fields):
-        return Arrived(
-            task.device, Update(task.id, self.truth(task.device, task.params), COUNT, **fields)
-        )
+        delta = self.delta(task.device, task.params)
+        return Arrived(task.device, Update(task.id, delta, COUNT, **fields))
 
     def epoch(self):
-        """Devices 0 and 1 are on time; whoever else is free gets the new model too."""
+        """Devices 0 and 1 are on time; every idle device gets the new model."""
         self.tasks |= self.sent(self.answer(self.tasks[0]), self.answer(self.tasks[1]))
 
-    def notes(self, kind):
-        return [
-            dict(c.fields)
-            for c in self.commands
-            if isinstance(c, Outcome | Note) and c.kind == kind
-        ]
+    def logged(self, kind):
+        return logged(self.commands, kind)
+
+    @property
+    def gathered(self):
+        """The contributions that wait for the end of the epoch."""
+        return self.server.strategy.merge.state()["gathered"]
+
+    def surrogates(self, nearest):
+        """The surrogates for device 2, with this result of its last validation."""
+        self.compensator.validation.nearest[2] = nearest
+        return self.server.strategy.merge.surrogates("main", [0, 1], self.server)
 
     def ready(self):
         (later,) = [c for c in self.commands if isinstance(c, Later) and isinstance(c.event, Ready)]
         return later
 
-    def late_word(self):
-        """Device 2 comes in with what it was sent, and its repair ends at once."""
+    def late_update(self):
+        """The update of device 2 arrives and is compensated at once."""
         self.tasks |= self.sent(self.answer(self.tasks[2]))
         self.tasks |= self.sent(self.ready().event)
 
@@ -100,36 +107,36 @@ def test_an_update_in_time_is_left_alone():
     fleet = Fleet()
     fleet.epoch()
     assert fleet.server.store.commits == 1
-    assert not fleet.notes("compensation")
+    assert not fleet.logged("compensation")
 
 
-def test_a_late_update_becomes_what_the_device_would_send_now():
+def test_a_late_update_is_replaced_by_an_estimate_for_the_present_model():
     fleet = Fleet()
     for _ in range(10):
         fleet.epoch()
     late = fleet.tasks[2]
     assert late.version == 0
     again = fleet.sent(fleet.answer(late))
-    (arrival,) = fleet.notes("arrival")
+    (arrival,) = fleet.logged("arrival")
     assert arrival["staleness"] == 10
     later = fleet.ready()
     assert later.seconds > 0
     assert again == {}  # the epoch is under way; the device waits for the next model
     fleet.epoch()  # the inversion runs beside it
     fleet.sent(later.event)
-    (line,) = fleet.notes("compensation")
+    (line,) = fleet.logged("compensation")
     assert line["staleness"] == 11
     assert line["gamma"] == 1.0
     assert line["weight"] == COUNT
-    (repaired,) = fleet.server.strategy.merge._gathered
-    assert repaired.staleness == 0
+    (compensated,) = fleet.gathered
+    assert compensated.staleness == 0
     head = fleet.server.store.head_params()
-    assert torch.equal(repaired.base, head)  # today's, not that of its arrival
-    truth, stale = fleet.truth(2, head), fleet.truth(2, late.params)
-    assert misfit(repaired.delta, truth) < 0.5 * misfit(stale, truth)
+    assert torch.equal(compensated.base, head)  # the present one, not that of its arrival
+    fresh, stale = fleet.delta(2, head), fleet.delta(2, late.params)
+    assert misfit(compensated.delta, fresh) < 0.5 * misfit(stale, fresh)
 
 
-def test_the_cost_is_what_the_work_takes():
+def test_the_seconds_charged_are_those_of_the_work():
     """Forward: 2 (6 * 8 + 8 * 3) = 144 operations; 9 passes, 8 samples, 3 steps, 20 iterations."""
     fleet = Fleet(gflops=1e-6)
     fleet.epoch()
@@ -137,29 +144,29 @@ def test_the_cost_is_what_the_work_takes():
     assert fleet.ready().seconds == pytest.approx(144 * 9 * 8 * 3 * 20 / 1e3)
 
 
-def test_a_server_that_computes_for_nothing():
+def test_without_a_speed_inversions_are_free():
     fleet = Fleet(gflops=0.0)
     fleet.epoch()
     fleet.sent(fleet.answer(fleet.tasks[2]))
     assert fleet.ready().seconds == 0.0
 
 
-def test_what_is_known_of_a_device_is_used_again(monkeypatch):
+def test_an_estimate_that_reproduces_the_next_update_is_used_again(monkeypatch):
     fleet = Fleet(reuse=3.0)
     fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     for _ in range(3):
         fleet.epoch()
     monkeypatch.setattr(compensation, "invert", None)  # may not be called
     fleet.sent(fleet.answer(fleet.tasks[2]))
-    (line,) = fleet.notes("compensation")
+    (line,) = fleet.logged("compensation")
     assert line["seconds"] == 0.0
 
 
 def test_without_reuse_every_update_is_inverted_from_a_warm_start():
     fleet = Fleet(reuse=0.0)
     fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     for _ in range(3):
         fleet.epoch()
     cold = Fleet()
@@ -169,7 +176,7 @@ def test_without_reuse_every_update_is_inverted_from_a_warm_start():
     assert fleet.ready().seconds == pytest.approx(cold.ready().seconds * 8 / 20)
 
 
-def test_all_that_wait_are_inverted_together(monkeypatch):
+def test_waiting_updates_are_inverted_in_one_batch(monkeypatch):
     batches = []
     plain = compensation.invert
     monkeypatch.setattr(
@@ -193,7 +200,7 @@ def test_all_that_wait_are_inverted_together(monkeypatch):
         {"networks": lambda submodel: None},
     ],
 )
-def test_what_is_not_repaired_is_bit_for_bit_the_stale_update(options, monkeypatch):
+def test_an_update_that_is_not_compensated_is_bit_for_bit_the_stale_one(options, monkeypatch):
     if options.get("gate"):
         monkeypatch.setattr(compensation, "is_unique", lambda *_: False)
     fleet = Fleet(**options)
@@ -201,208 +208,194 @@ def test_what_is_not_repaired_is_bit_for_bit_the_stale_update(options, monkeypat
         fleet.epoch()
     late = fleet.tasks[2]
     fleet.sent(fleet.answer(late))
-    assert not fleet.notes("compensation")
-    (gathered,) = fleet.server.strategy.merge._gathered
-    assert torch.equal(gathered.delta, fleet.truth(2, late.params))
+    assert not fleet.logged("compensation")
+    (gathered,) = fleet.gathered
+    assert torch.equal(gathered.delta, fleet.delta(2, late.params))
     assert gathered.staleness == 4
 
 
 def test_once_switched_off_it_is_bit_for_bit_the_stale_update():
     switch = SwitchOff(decay=0.0)
-    switch.judge("main", 2, 0, 2.0, 1.0)
+    switch.record("main", 2, 0, 2.0, 1.0)
     switch.decide("main", 0)
     fleet = Fleet(switch=switch)
     fleet.epoch()
     late = fleet.tasks[2]
     fleet.sent(fleet.answer(late))
-    (gathered,) = fleet.server.strategy.merge._gathered
-    assert torch.equal(gathered.delta, fleet.truth(2, late.params))
+    (gathered,) = fleet.gathered
+    assert torch.equal(gathered.delta, fleet.delta(2, late.params))
 
 
 def test_while_it_fades_estimate_and_stale_update_are_mixed(monkeypatch):
     fleet = Fleet()
-    monkeypatch.setattr(fleet.compensator.judge.switch, "gamma", lambda *_: 0.25)
+    monkeypatch.setattr(fleet.compensator.validation.switch, "gamma", lambda *_: 0.25)
     fleet.epoch()
     late = fleet.tasks[2]
-    fleet.late_word()
-    (gathered,) = fleet.server.strategy.merge._gathered
+    fleet.late_update()
+    (gathered,) = fleet.gathered
     head = fleet.server.store.head_params()
-    (fresh,) = replay(MODEL, head, [fleet.compensator.known[2].estimate])
-    expected = 0.25 * fresh + 0.75 * fleet.truth(2, late.params)
+    (fresh,) = replay(MODEL, head, [fleet.compensator.last[2].estimate])
+    expected = 0.25 * fresh + 0.75 * fleet.delta(2, late.params)
     assert torch.allclose(gathered.delta, expected, atol=1e-6)
 
 
-def test_the_next_update_of_the_device_judges_the_estimate():
+def test_the_next_update_of_the_device_validates_the_estimate():
     fleet = Fleet()
     for _ in range(5):
         fleet.epoch()
     late = fleet.tasks[2]
-    fleet.late_word()
+    fleet.late_update()
     fleet.epoch()  # device 2 is sent the model that its estimate was merged into
-    truth_task = fleet.tasks[2]
+    next_task = fleet.tasks[2]
     for _ in range(2):
         fleet.epoch()
-    fleet.sent(fleet.answer(truth_task))
-    (judgement,) = fleet.notes("judgement")
-    truth = fleet.truth(2, truth_task.params)
-    stale = (fleet.truth(2, late.params) - truth).abs().mean().item()
-    assert judgement["gap"] == 1
-    assert judgement["error_stale"] == pytest.approx(stale, rel=1e-5)
-    assert judgement["error_estimate"] < judgement["error_stale"]
-    assert not fleet.notes("switch")
+    fleet.sent(fleet.answer(next_task))
+    (line,) = fleet.logged("validation")
+    fresh = fleet.delta(2, next_task.params)
+    stale = (fleet.delta(2, late.params) - fresh).abs().mean().item()
+    assert line["gap"] == 1
+    assert line["error_stale"] == pytest.approx(stale, rel=1e-5)
+    assert line["error_estimate"] < line["error_stale"]
+    assert not fleet.logged("switch")
 
 
 def test_an_estimate_worse_than_the_stale_update_switches_it_off(monkeypatch):
-    from latecomer.strategies import judging
-
     fleet = Fleet()
     fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     fleet.epoch()
-    monkeypatch.setattr(judging, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
-    truth_task = fleet.tasks[2]
+    monkeypatch.setattr(validation, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
+    next_task = fleet.tasks[2]
     fleet.epoch()
-    fleet.sent(fleet.answer(truth_task))
-    (switch,) = fleet.notes("switch")
+    fleet.sent(fleet.answer(next_task))
+    (switch,) = fleet.logged("switch")
     assert switch["error_estimate"] > switch["error_stale"]
-    assert "repair ends" in switch["reason"]
-    assert switch["below"] is None
-    assert fleet.compensator.judge.verdicts[2] == "word"
+    assert "compensation ends" in switch["reason"]
+    assert "below" not in switch
+    assert fleet.compensator.validation.nearest[2] == "stale"
 
 
-def test_who_is_far_later_is_repaired_when_it_has_ended_for_others(monkeypatch):
-    """Device 2 is judged at a staleness of 1: from 2 on updates are repaired, not before."""
-    from latecomer.strategies import judging
-
-    fleet = Fleet(switch=SwitchOff(decay=0.0, spare=2.0), surrogates=True)
+def test_far_staler_updates_are_compensated_after_it_has_ended_for_others(monkeypatch):
+    """Device 2 is validated at a staleness of 1: only updates from 2 on are still compensated."""
+    fleet = Fleet(switch=SwitchOff(decay=0.0, exemption=2.0), surrogates=True)
     fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     fleet.epoch()
+    next_task = fleet.tasks[2]
     with monkeypatch.context() as patch:
-        patch.setattr(judging, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
-        truth_task = fleet.tasks[2]
+        patch.setattr(validation, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
         fleet.epoch()
-        fleet.tasks |= fleet.sent(fleet.answer(truth_task))
-    (switch,) = fleet.notes("switch")
-    assert "repair of what is less than 2 stale ends" in switch["reason"]
+        fleet.tasks |= fleet.sent(fleet.answer(next_task))
+    (switch,) = fleet.logged("switch")
+    assert "compensation of updates less than 2 commits stale ends" in switch["reason"]
     assert switch["below"] == 2.0
-    fleet.tasks |= fleet.sent(fleet.ready().event)  # it had begun before that was known
-    (line,) = fleet.notes("compensation")
+    fleet.tasks |= fleet.sent(fleet.ready().event)  # its inversion had begun before
+    (line,) = fleet.logged("compensation")
     assert line["gamma"] == 0.0
-    assert fleet.compensator.known[2].staleness == 1
-    (gathered,) = fleet.server.strategy.merge._gathered
-    assert torch.equal(gathered.delta, fleet.truth(2, truth_task.params))  # it was 1 stale
-    (other,) = _stand_ins(fleet, verdict="estimate")
-    assert torch.equal(other.delta, fleet.compensator.known[2].word)  # which repeats an old word
-    assert torch.equal(other.base, truth_task.params)
-    known = fleet.compensator.known
-    known[2] = replace(known[2], noise_std=0.5)
-    (other,) = _stand_ins(fleet, verdict="word")
-    assert other.update.noise_std == 0.5  # of a word that is repeated, its noise is too
-    known[2] = replace(known[2], noise_std=0.0)
-    late = fleet.tasks[2] if 2 in fleet.server.working else None
+    assert fleet.compensator.last[2].staleness == 1
+    (gathered,) = fleet.gathered
+    assert torch.equal(gathered.delta, fleet.delta(2, next_task.params))
+    fleet.epoch()
+    late = fleet.tasks[2]
+    (surrogate,) = fleet.surrogates(nearest="estimate")
+    assert torch.equal(surrogate.delta, fleet.compensator.last[2].delta)  # the last delta again
+    assert torch.equal(surrogate.base, next_task.params)
+    last = fleet.compensator.last
+    last[2] = replace(last[2], noise_std=0.5)
+    (surrogate,) = fleet.surrogates(nearest="stale")
+    assert surrogate.update.noise_std == 0.5  # with its noise
+    last[2] = replace(last[2], noise_std=0.0)
     for _ in range(3):
         fleet.epoch()
-        late = late or fleet.tasks[2]
     fleet.tasks |= fleet.sent(fleet.answer(late))
-    if not fleet.notes("compensation"):
+    if not fleet.logged("compensation"):
         fleet.sent(fleet.ready().event)
-    (line,) = fleet.notes("compensation")
-    assert (line["gamma"], line["staleness"] >= 2) == (1.0, True)
-    assert fleet.compensator.known[2].staleness >= 2
+    (line,) = fleet.logged("compensation")
+    assert (line["gamma"], line["staleness"]) == (1.0, 3)
+    assert fleet.compensator.last[2].staleness == 3
 
 
-def _stand_ins(fleet, verdict):
-    """What would be said for device 2, if it were away now."""
-    server, task = fleet.server, fleet.tasks[2]
-    fleet.compensator.judge.verdicts[2] = verdict
-    speak = server.strategy.merge.surrogates
-    head = server.store.head_params()
-    found = speak._words([task], [head], "main", server)
-    return [speak._contribution(task, *says, "main", server) for says in found]
-
-
-def test_an_update_that_cannot_be_explained_counts_as_it_is(monkeypatch):
+def test_an_update_that_cannot_be_inverted_is_kept_stale(monkeypatch):
     fleet = Fleet()
     plain = compensation.invert
     monkeypatch.setattr(compensation, "invert", lambda *a: [replace(e, fit=1.5) for e in plain(*a)])
     fleet.epoch()
     late = fleet.tasks[2]
-    fleet.late_word()
-    (line,) = fleet.notes("compensation")
+    fleet.late_update()
+    (line,) = fleet.logged("compensation")
     assert line["gamma"] == 0.0
-    (gathered,) = fleet.server.strategy.merge._gathered
-    assert torch.equal(gathered.delta, fleet.truth(2, late.params))
-    assert fleet.compensator.known == {}
+    (gathered,) = fleet.gathered
+    assert torch.equal(gathered.delta, fleet.delta(2, late.params))
+    assert fleet.compensator.last == {}
 
 
-def test_a_device_that_is_away_has_a_stand_in():
+def test_an_absent_device_has_a_surrogate():
     fleet = Fleet(surrogates=True)
     fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     fleet.epoch()
-    (commit,) = fleet.notes("commit")
-    assert "surrogates" not in commit  # it has a word of its own in this epoch
+    (commit,) = fleet.logged("commit")
+    assert "surrogates" not in commit  # it has an update of its own in this epoch
     assert fleet.tasks[2].version == 2
     head = fleet.server.store.head_params().clone()
     fleet.epoch()
-    (commit,) = fleet.notes("commit")
+    (commit,) = fleet.logged("commit")
     assert (commit["updates"], commit["surrogates"]) == (2, 1)
-    (surrogates,) = replay(MODEL, head, [fleet.compensator.known[2].estimate])
-    expected = head + (fleet.truth(0, head) + fleet.truth(1, head) + surrogates) / 3
+    (surrogate,) = replay(MODEL, head, [fleet.compensator.last[2].estimate])
+    expected = head + (fleet.delta(0, head) + fleet.delta(1, head) + surrogate) / 3
     assert torch.allclose(fleet.server.store.head_params(), expected, atol=1e-6)
 
 
-def test_a_stand_in_that_failed_is_silent():
+def test_a_surrogate_worse_than_none_is_not_used():
     fleet = Fleet(surrogates=True)
     fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     fleet.epoch()
-    fleet.compensator.judge.verdicts[2] = "silence"
+    fleet.compensator.validation.nearest[2] = "zero"
     for _ in range(3):
         fleet.epoch()
-        assert "surrogates" not in fleet.notes("commit")[0]
+        assert "surrogates" not in fleet.logged("commit")[0]
 
 
 @pytest.mark.parametrize("switched", [True, False])
-def test_a_stand_in_that_lost_to_the_devices_last_word_repeats_that(switched, monkeypatch):
+def test_a_surrogate_worse_than_the_last_delta_repeats_it(switched, monkeypatch):
     fleet = Fleet(surrogates=True)
     fleet.epoch()
-    word = fleet.truth(2, fleet.tasks[2].params)
-    fleet.late_word()
+    delta = fleet.delta(2, fleet.tasks[2].params)
+    fleet.late_update()
     fleet.epoch()
     if switched:
-        monkeypatch.setattr(fleet.compensator.judge.switch, "gamma", lambda *_: 0.0)
+        monkeypatch.setattr(fleet.compensator.validation.switch, "gamma", lambda *_: 0.0)
     else:
-        fleet.compensator.judge.verdicts[2] = "word"
+        fleet.compensator.validation.nearest[2] = "stale"
     head = fleet.server.store.head_params().clone()
     fleet.epoch()
-    expected = head + (fleet.truth(0, head) + fleet.truth(1, head) + word) / 3
+    expected = head + (fleet.delta(0, head) + fleet.delta(1, head) + delta) / 3
     assert torch.allclose(fleet.server.store.head_params(), expected, atol=1e-6)
 
 
-def test_nobody_speaks_for_ever_for_a_device_that_never_comes_back():
+def test_surrogates_end_for_a_device_that_never_comes_back():
     fleet = Fleet(surrogates=True)
     for _ in range(3):
         fleet.epoch()
-    fleet.late_word()
+    fleet.late_update()
     fleet.epoch()
-    spoken = []
+    counts = []
     for _ in range(20):
         fleet.epoch()
-        spoken.append(fleet.notes("commit")[0].get("surrogates", 0))
-    # It had been away for 3 epochs: after twice as many there is silence.
-    assert spoken == [1] * 7 + [0] * 13
+        counts.append(fleet.logged("commit")[0].get("surrogates", 0))
+    # It had been away for 3 epochs: after twice as many it has no surrogate.
+    assert counts == [1] * 7 + [0] * 13
 
 
-def test_updates_that_come_while_their_device_is_inverted_share_it():
+def test_updates_of_a_device_that_is_being_inverted_share_the_result():
     run = ToyRun(
         toy_server("feddc", {"gate": "off", "reuse": 0.0, "server_gflops": 1e-9}), toy_fleet()
     )
     run.until(300)
-    waiting = run.server.strategy.compensate._waiting.values()
-    charged = [c for c in run.server.strategy.compensate._cost.values() if c]
-    assert len(charged) <= len({c.task.device for c in waiting}) <= 5
+    state = run.server.strategy.compensate.state()
+    charged = [seconds for seconds in state["cost"].values() if seconds]
+    assert len(charged) <= len({c.task.device for c in state["waiting"].values()}) <= 5
 
 
 class Attentive(nn.Module):
@@ -440,18 +433,18 @@ class Stubborn(nn.Linear):
         return super().forward(OneWay.apply(x))
 
 
-def test_a_network_that_cannot_be_inverted_is_left_alone_with_a_word():
+def test_a_network_that_cannot_be_inverted_is_logged_once():
     stubborn = FlatModel(lambda: nn.Sequential(Stubborn(6, 3)), (6,), 3)
     assert "cannot be differentiated" in reason_not_to_invert(stubborn)
     fleet = Fleet(networks=lambda submodel: stubborn)
     fleet.epoch()
-    (line,) = fleet.notes("switch")
+    (line,) = fleet.logged("switch")
     assert "cannot be differentiated" in line["reason"]
     fleet.epoch()
-    assert not fleet.notes("switch")
+    assert not fleet.logged("switch")
 
 
-def test_a_sub_model_is_repaired_in_its_own_coordinates():
+def test_a_sub_model_is_compensated_in_its_own_coordinates():
     """Devices with half of the network: the server runs that half, and moves nothing else."""
     half = flat_model("mlp", (6,), 3, (8,), width=0.5)
     whole = torch.arange(MODEL.layout.size)
@@ -475,17 +468,17 @@ def test_a_sub_model_is_repaired_in_its_own_coordinates():
     for _ in range(5):
         fleet.epoch()
 
-    def truth(params):
+    def delta(params):
         y = torch.ones(COUNT, dtype=torch.int64)
         plan = plan_batches(COUNT, SPEC, task_rng(0, 2, 0))
         return local_update(half, params, fleet.x[2], y, SPEC, plan) - params
 
-    stale = truth(task.params)
+    stale = delta(task.params)
     fleet.sent(Arrived(2, Update(task.id, stale, COUNT)))
     fleet.sent(fleet.ready().event)
-    (repaired,) = server.strategy.merge._gathered
-    fresh = truth(submodel.take(server.store.head_params()))
-    assert misfit(repaired.delta, fresh) < 0.7 * misfit(stale, fresh)
+    (compensated,) = fleet.gathered
+    fresh = delta(submodel.take(server.store.head_params()))
+    assert misfit(compensated.delta, fresh) < 0.7 * misfit(stale, fresh)
 
 
 @pytest.mark.parametrize("name", ["feddc", "feddc-fedasync", "feddc-fedbuff"])
@@ -516,7 +509,7 @@ def test_resume_with_a_compensation_in_flight(name):
 def test_estimates_can_be_left_out_of_checkpoints():
     run = ToyRun(toy_server("feddc", {"gate": "off", "save_estimates": False}), toy_fleet())
     run.until(60)
-    assert run.server.strategy.compensate.known
+    assert run.server.strategy.compensate.last
     tree, _ = encode(run.server.state())
     text = json.dumps(tree)
     assert '"Estimate"' not in text
