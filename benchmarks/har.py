@@ -1,9 +1,9 @@
-"""The charts of docs/studies/har.md, from folders that `latecomer study har` has written.
+"""The charts of docs/studies/har.md, drawn from output folders of `latecomer study har`.
 
 python benchmarks/har.py DIR [DIR ...] [--charts docs/studies]
 
-Each DIR gives four charts named after it: macro-F1 over client updates and over virtual time,
-labels per device, feature skew per class.
+Four charts per DIR, named after it: macro-F1 over client updates and over virtual time, labels
+per device, feature skew per class.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from charts import Line, bar_chart, line_chart
 
-from latecomer.study.har.page import spread
+from latecomer.study.har.page import mean_and_range
 from latecomer.study.har.plan import CENTRALISED, make_plan
 from latecomer.study.har.scores import base_curves
 
@@ -22,8 +22,9 @@ HOURS = ("virtual_seconds", "virtual time (h)")
 
 
 def draw(folder: Path, charts: Path) -> None:
-    asked = json.loads((folder / "plan.json").read_text())
-    plan = make_plan(asked["config"], asked["quick"])
+    """Write the four charts of the study in `folder` to the folder `charts`."""
+    content = json.loads((folder / "plan.json").read_text())
+    plan = make_plan(content["config"], content["quick"])
     seeds = sorted(pd.read_csv(folder / "results.csv")["seed"].unique().tolist())
     curves = base_curves(plan, seeds, folder / "runs")
     name = folder.name
@@ -31,12 +32,10 @@ def draw(folder: Path, charts: Path) -> None:
         lines: dict[str, Line] = {}
         for paradigm, runs in reversed(curves.items()):
             if column == HOURS[0] and paradigm == CENTRALISED:
-                continue  # one machine that does everybody's work: its time says little
-            band = spread(runs, column, "macro_f1")
-            across = band["x"] / (3600 if column == HOURS[0] else 1)
-            lines[paradigm] = list(
-                zip(across, band["mean"], band["low"], band["high"], strict=True)
-            )
+                continue  # the time of one machine with the data of all devices is not comparable
+            band = mean_and_range(runs, column, "macro_f1")
+            x = band["x"] / (3600 if column == HOURS[0] else 1)
+            lines[paradigm] = list(zip(x, band["mean"], band["low"], band["high"], strict=True))
         kind = "time" if column == HOURS[0] else "updates"
         path = charts / f"har-{name}-{kind}.svg"
         line_chart(
@@ -72,9 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--charts", type=Path, default=Path("docs/studies"))
-    asked = parser.parse_args()
-    for folder in asked.folders:
-        draw(folder, asked.charts)
+    arguments = parser.parse_args()
+    for folder in arguments.folders:
+        draw(folder, arguments.charts)
 
 
 if __name__ == "__main__":

@@ -209,14 +209,14 @@ def har(
 
     console = Console()
 
-    def told(cell: Any, summary: Any, done: int, of: int) -> None:
+    def on_run_done(cell: Any, summary: Any, done: int, total: int) -> None:
         if not quiet:
-            line = f"{done}/{of} {cell.strategy}, seed {cell.seed}: {summary['macro_f1']:.3f}"
+            line = f"{done}/{total} {cell.strategy}, seed {cell.seed}: {summary['macro_f1']:.3f}"
             console.print(line, highlight=False)
 
     tree = with_settings(read_toml(config), settings or [])
     folder = out or Path("runs") / f"study-har-{config.stem}"
-    study = run_har(tree, _listed(seeds, "--seeds", int), folder, jobs, quick, told)
+    study = run_har(tree, _listed(seeds, "--seeds", int), folder, jobs, quick, on_run_done)
     if quiet:
         typer.echo(folder)
         return

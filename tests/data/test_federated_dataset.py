@@ -211,6 +211,7 @@ def test_notes_on_empty_devices_and_absent_classes() -> None:
     assert made.notes[0].startswith("8 devices hold no data, hence no task: ")
     assert made.notes[-1].startswith("classes absent from the central test set: ")
     assert made.notes[-1].endswith("c")
+    assert made.absent_classes == made.notes[-1].split(": ")[1].split(", ")
     many = lay_out(data, devices=20, test="held-out-clients").notes[0]
     assert many.endswith("8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 2 more")
     assert made.class_counts().shape == (16, 3)

@@ -70,6 +70,11 @@ class FederatedDataset:
     holders: tuple[int, ...] = ()  # devices that keep the exclusive classes
     second_domain: tuple[ClientData, ...] = ()  # by device: each example's counterpart, for drift
 
+    @property
+    def absent_classes(self) -> list[str]:
+        """The names of the classes without an example in the central test set."""
+        return _absent(self.class_names, self.test.y)
+
     def class_counts(self) -> Tensor:
         """(devices, classes): numbers of training examples, replicas included."""
         return torch.stack(
@@ -413,10 +418,14 @@ def _notes(
         yield f"{_count(held_out)} the central test set, hence no task: {_listed(held_out)}"
     if missing := int(np.isnan(dataset.x).sum()):
         yield f"{missing} missing values ({missing / dataset.x.size:.2%}) are set to the mean"
-    present = set(central.y.tolist())
-    absent = [name for label, name in enumerate(dataset.class_names) if label not in present]
-    if absent:
+    if absent := _absent(dataset.class_names, central.y):
         yield f"classes absent from the central test set: {_listed(absent)}"
+
+
+def _absent(class_names: Sequence[str], y: Tensor) -> list[str]:
+    """The names of the classes that do not occur in the labels."""
+    present = set(y.tolist())
+    return [name for label, name in enumerate(class_names) if label not in present]
 
 
 def _count(devices: Sequence[int]) -> str:

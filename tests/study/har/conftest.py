@@ -1,4 +1,4 @@
-"""Six people with three activities each, small enough for a study in seconds."""
+"""A dataset of six subjects with three activities, small enough for a study in seconds."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PEOPLE, CLASSES, EACH = 6, 3, 60
 
 @pytest.fixture(scope="session")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everybody's features are moved by an offset of their own; class 2 is rare."""
+    """The features of each subject are shifted by a random offset; class 2 is rare."""
     rng = np.random.default_rng(0)
     y = rng.choice(CLASSES, size=PEOPLE * EACH, p=[0.5, 0.4, 0.1])
     subject = np.repeat(np.arange(PEOPLE), EACH)

@@ -9,24 +9,26 @@ from latecomer.study.har.effects import effect, paired
 def test_an_interval_by_hand() -> None:
     found = paired([0.02, 0.03, 0.04])
     assert (found.mean, found.std) == (pytest.approx(0.03), pytest.approx(0.01))
-    assert found.half == pytest.approx(4.30 * 0.01 / math.sqrt(3))
+    assert found.half_width == pytest.approx(4.30 * 0.01 / math.sqrt(3))
     assert found.sign == 1
     assert str(found) == "+0.030 ± 0.010"
 
 
 @pytest.mark.parametrize(
-    ("differences", "sign", "small"),
+    ("differences", "sign", "negligible"),
     [
         ([-0.02, -0.03, -0.04], -1, False),
         ([0.02, -0.03, 0.04], 0, False),
-        ([0.001, 0.0011, 0.0012], 0, True),  # certain, but nobody cares
-        ([0.5], 0, False),  # a single seed says nothing
+        ([0.001, 0.0011, 0.0012], 0, True),  # certain, but negligible
+        ([0.5], 0, False),  # the interval of a single seed is infinite
         ([], 0, False),
     ],
 )
-def test_what_counts_as_clear(differences: list[float], sign: int, small: bool) -> None:
+def test_clear_and_negligible_effects(
+    differences: list[float], sign: int, negligible: bool
+) -> None:
     found = paired(differences)
-    assert (found.sign, found.small) == (sign, small)
+    assert (found.sign, found.negligible) == (sign, negligible)
 
 
 def test_differences_are_paired_by_seed() -> None:

@@ -35,12 +35,12 @@ def test_one_decision_is_changed_at_a_time(scenario: Tree) -> None:
     assert plan.find("centralised", "mixing", "0.2") is None
 
 
-def test_all_ways_of_learning_do_the_same_work(scenario: Tree) -> None:
+def test_all_paradigms_do_the_same_work(scenario: Tree) -> None:
     plan = make_plan(scenario)
     assert (plan.rounds, plan.devices) == (6, 6)
     stops = {v.label: (v.tree["stop"]["updates"], v.devices) for v in plan.variants}
     assert stops["asynchronous"] == stops["synchronous"] == (36, 6)
-    assert stops["centralised"] == (6, 6)  # each passes over what six devices have
+    assert stops["centralised"] == (6, 6)  # each passes over the data of six devices
     assert stops["asynchronous-test-held-out-clients"] == (30, 5)
     every = {v.tree["evaluate"]["every"] for v in plan.variants if v.paradigm != "centralised"}
     assert every == {6, 5}
@@ -66,10 +66,10 @@ def test_a_quick_study(scenario: Tree) -> None:
         ({"study": {"har": {"lr": [0.0]}}}, r"study\.har\.lr\.0 = 0\.0"),
         ({"study": {"har": {"scale": ["all"]}}}, r"study\.har\.scale"),
         ({"study": {"hair": {}}}, "unknown key 'study.hair'; did you mean 'har'"),
-        ({"stop": {"epochs": 3}}, r"bound it by stop\.updates alone"),
+        ({"stop": {"epochs": 3}}, r"only stop\.updates may be set"),
         ({"strategy": {"name": "fedavg"}}, "needs an asynchronous strategy"),
         ({"strategy": {"name": "centralised"}}, "needs an asynchronous strategy"),
-        ({"study": {"har": {"synchronous": "fedasync"}}}, "must be one with rounds"),
+        ({"study": {"har": {"synchronous": "fedasync"}}}, "must be a strategy with rounds"),
         ({"study": {"har": {"strategies": ["fedasink"]}}}, "did you mean 'fedasync'"),
     ],
 )

@@ -11,18 +11,18 @@ def groups(offsets: list[float], n: int) -> list[np.ndarray]:
     return [(rng.normal(size=(n, 3)) + offset).astype(np.float32) for offset in offsets]
 
 
-def test_alike_groups_have_none_however_small() -> None:
+def test_equal_groups_have_no_skew_at_any_size() -> None:
     assert omega_squared(groups([0, 0, 0, 0], 2000), 3).max() < 0.01
     # Uncorrected, eight groups of six would show 0.15 by chance.
     assert omega_squared(groups([0] * 8, 6), 3).mean() < 0.08
 
 
-def test_unlike_groups_by_hand() -> None:
+def test_different_groups_by_hand() -> None:
     # Means -1 and 1, variance 1 within: half of the variance lies between.
     assert omega_squared(groups([-1, 1], 5000), 3) == pytest.approx([0.5] * 3, abs=0.03)
 
 
-def test_nothing_to_tell() -> None:
+def test_one_group_or_a_constant_feature_is_nan() -> None:
     assert np.isnan(omega_squared(groups([0], 10), 3)).all()
     constant = [np.ones((5, 2), np.float32)] * 2
     assert np.isnan(omega_squared(constant, 2)).all()

@@ -1,4 +1,4 @@
-"""The whole study on six people, from Python and from the command line."""
+"""The whole study on six subjects, from Python and from the command line."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from latecomer import cli
 from latecomer.errors import BadInput
 from latecomer.study.config import Tree, merged
 from latecomer.study.experiment import Experiment
-from latecomer.study.har.page import parted
+from latecomer.study.har.page import split_tables
 from latecomer.study.har.plan import make_plan
 from latecomer.study.har.study import HarStudy, run_har
 
@@ -29,8 +29,8 @@ def test_one_row_per_run(study: HarStudy) -> None:
     assert (table["f1_rarest"].astype(float) == table["f1_run"].astype(float)).all()
 
 
-def test_identical_splits_for_all_ways(scenario: Tree) -> None:
-    """Whatever is changed but the test set, every example lies in the same part."""
+def test_identical_splits_in_all_variants(scenario: Tree) -> None:
+    """Every example is in the same part in all variants, except for the factor test."""
     plan = make_plan(scenario)
     made = [
         Experiment(variant.cell(2).config()).federation.clients
@@ -53,14 +53,10 @@ def test_equal_updates(study: HarStudy) -> None:
 
 def test_the_findings(study: HarStudy) -> None:
     text = (study.folder / "findings.md").read_text()
-    for heading in ("The price of each step", "Which decisions mattered", "Against the paper"):
+    for heading in ("Paradigms at equal client updates", "Effects of decisions"):
         assert f"## {heading}" in text
-    assert (
-        text.count("| **agree** |")
-        + text.count("| **disagree** |")
-        + text.count("| **cannot tell** |")
-        == 6
-    )
+    results = ("agree", "disagree", "inconclusive")
+    assert sum(text.count(f"| **{result}** |") for result in results) == 6
     assert "of the synchronous macro-F1, in 1/" in text
     assert "missing values" in text
 
@@ -73,16 +69,16 @@ def test_the_report_needs_no_network(study: HarStudy) -> None:
 
 
 def test_the_page_has_the_tables_of_the_findings(study: HarStudy) -> None:
-    tables, words = parted(study.text)
+    tables, text = split_tables(study.text)
     by_title = {table.title: table.columns for table in tables}
-    against = by_title["Against the paper"]
-    assert list(against["no."]) == list("123456")
-    assert set(against["here"]) <= {"agree", "disagree", "cannot tell"}
-    numbers = against["numbers (macro-F1 unless said)"]
-    assert "spread of macro-F1 over seeds" in numbers[0]
+    takeaways = by_title["Comparison with the paper"]
+    assert list(takeaways["no."]) == list("123456")
+    assert set(takeaways["result"]) <= {"agree", "disagree", "inconclusive"}
+    numbers = takeaways["numbers (macro-F1 unless stated)"]
+    assert "std of macro-F1 over seeds" in numbers[0]
     assert "of the variance within a class" in numbers[3]
-    assert by_title["Tables"]["way of learning"][0] == "synchronous"
-    assert "| " not in words
+    assert by_title["Tables"]["paradigm"][0] == "synchronous"
+    assert "| " not in text
 
 
 def test_the_same_again_runs_nothing(study: HarStudy, scenario: Tree) -> None:
@@ -97,7 +93,7 @@ def test_the_same_again_runs_nothing(study: HarStudy, scenario: Tree) -> None:
 def test_another_study_is_refused_there(study: HarStudy, scenario: Tree) -> None:
     with pytest.raises(BadInput, match="holds a study of another config"):
         run_har(merged(scenario, {"training": {"lr": 0.2}}), [1], study.folder)
-    with pytest.raises(BadInput, match="none twice"):
+    with pytest.raises(BadInput, match="no seed twice"):
         run_har(scenario, [1, 1], study.folder)
 
 
@@ -111,9 +107,9 @@ def test_the_command(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
-    told = capsys.readouterr().out
-    assert "14/14" in told
-    assert "## Against the paper" in told
+    output = capsys.readouterr().out
+    assert "14/14" in output
+    assert "## Comparison with the paper" in output
     assert (tmp_path / "runs" / "study-har-mine" / "report.html").is_file()
 
 

@@ -1,4 +1,4 @@
-"""From a central model to asynchronous learning on people's own data: the price of each step.
+"""The study `latecomer study har`: centralised, synchronous and asynchronous learning compared.
 
 R. Gajanin, A. Danilenka, A. Morichetta, S. Nastic. Towards Adaptive Asynchronous Federated
 Learning for Human Activity Recognition. IoT 2024.

@@ -1,14 +1,13 @@
-"""findings.md: what the study says, in words and tables."""
+"""The text of findings.md: paradigms at equal updates, effects, the paper's takeaways, tables."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
-from latecomer.study.har.effects import SMALLEST, by_seed, effect
+from latecomer.study.har.effects import MIN_EFFECT, effect, scores_by_seed
 from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, PARADIGMS, SYNCHRONOUS
-from latecomer.study.har.scores import LAST
-from latecomer.study.har.takeaways import Evidence, verdicts
+from latecomer.study.har.scores import LAST_EVALUATIONS
+from latecomer.study.har.takeaways import StudyResults, check_takeaways
 from latecomer.study.terminal import span
 
 METRICS = {"macro_f1": "m-F1", "balanced_accuracy": "BA", "f1_rarest": "F1 rarest"}
@@ -32,174 +31,143 @@ TABLES = (
 )
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the study was made on."""
-
-    title: str
-    devices: int
-    rounds: int
-    seeds: Sequence[int]
-    notes: Sequence[str]
-    equal: pd.DataFrame  # base runs at equal updates
-
-
-def findings(facts: Facts, found: Evidence) -> str:
-    """The whole page."""
+def findings(title: str, notes: Sequence[str], results: StudyResults) -> str:
+    """findings.md as Markdown; `notes` are the messages of the run about its data."""
+    plan = results.plan
     parts = [
-        f"# {facts.title}",
-        f"{facts.devices} devices, {facts.rounds} rounds' worth of client updates,"
-        f" seeds {', '.join(map(str, facts.seeds))}. Scores are means of the last {LAST}"
-        " evaluations on the central test set; ± is the standard deviation over seeds.",
-        "\n".join(f"- {note}" for note in facts.notes),
-        "## The price of each step",
-        *steps(facts, found),
-        "## Which decisions mattered",
-        *decisions(found),
-        "## Against the paper",
-        *against(found),
+        f"# {title}",
+        f"{plan.devices} devices, as many client updates as {plan.rounds} rounds,"
+        f" seeds {', '.join(map(str, results.seeds))}. Scores are means of the last"
+        f" {LAST_EVALUATIONS} evaluations on the central test set; ± is the standard deviation"
+        " over seeds.",
+        "\n".join(f"- {note}" for note in notes),
+        "## Paradigms at equal client updates",
+        *_paradigms(results),
+        "## Effects of decisions",
+        *_effects(results),
+        "## Comparison with the paper",
+        _takeaways(results),
         "## Tables",
-        *(table(found, factors) for factors in TABLES),
+        *(_paper_table(results, factors) for factors in TABLES),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def steps(facts: Facts, found: Evidence) -> Iterable[str]:
-    """Centralised, synchronous, asynchronous at equal numbers of client updates."""
-    own = found.table[found.table["factor"] == BASE]
+def _paradigms(results: StudyResults) -> Iterable[str]:
+    """Centralised, synchronous and asynchronous base runs at equal numbers of client updates."""
+    base = results.table[results.table["factor"] == BASE]
     columns = [
-        "way of learning",
+        "paradigm",
         "macro-F1",
         "balanced accuracy",
-        f"F1 of {found.rarest}",
-        "macro-F1 on devices",
-        "worst device (accuracy)",
+        f"F1 of {results.rarest}",
+        "local test macro-F1",
+        "lowest local test accuracy",
         "virtual time",
     ]
     rows = []
     for paradigm in PARADIGMS:
-        at = facts.equal[facts.equal["paradigm"] == paradigm]
-        mine = own[own["paradigm"] == paradigm]
+        equal = results.equal[results.equal["paradigm"] == paradigm]
+        final = base[base["paradigm"] == paradigm]
         rows.append(
             [
                 paradigm,
-                _cell(at["macro_f1"]),
-                _cell(at["balanced_accuracy"]),
-                _cell(mine["f1_rarest"]),
-                _cell(mine["client_macro_f1_mean"]),
-                _cell(mine["client_accuracy_worst"]),
-                span(float(at["virtual_seconds"].mean())),
+                _cell(equal["macro_f1"]),
+                _cell(equal["balanced_accuracy"]),
+                _cell(final["f1_rarest"]),
+                _cell(final["client_macro_f1_mean"]),
+                _cell(final["client_accuracy_worst"]),
+                span(float(equal["virtual_seconds"].mean())),
             ]
         )
-    yield markdown(columns, rows)
-    share, faster = sync_and_async(facts.equal)
+    yield markdown_table(columns, rows)
+    by = results.equal.set_index("seed").groupby("paradigm")
+    sync, other = by.get_group(SYNCHRONOUS), by.get_group(ASYNCHRONOUS)
+    ratio = other["macro_f1"] / sync["macro_f1"]
+    faster = float((sync["virtual_seconds"] / other["virtual_seconds"]).mean())
+    spread = f" ± {ratio.std():.1%}" if len(ratio) > 1 else ""
     yield (
-        f"At equal client updates asynchronous learning reaches {share.mean:.1%}"
-        f" ± {share.std:.1%} of the synchronous macro-F1, in 1/{faster:.1f} of the virtual time."
-        if share.seeds > 1
-        else f"At equal client updates asynchronous learning reaches {share.mean:.1%} of the"
+        f"At equal client updates asynchronous learning reaches {ratio.mean():.1%}{spread} of the"
         f" synchronous macro-F1, in 1/{faster:.1f} of the virtual time."
     )
 
 
-def sync_and_async(equal: pd.DataFrame) -> tuple["Share", float]:
-    """Asynchronous over synchronous macro-F1 by seed; synchronous over asynchronous time."""
-    by = equal.set_index("seed").groupby("paradigm")
-    sync, other = by.get_group(SYNCHRONOUS), by.get_group(ASYNCHRONOUS)
-    ratio = other["macro_f1"] / sync["macro_f1"]
-    times = sync["virtual_seconds"] / other["virtual_seconds"]
-    return Share(float(ratio.mean()), float(ratio.std()), len(ratio)), float(times.mean())
-
-
-@dataclass(frozen=True)
-class Share:
-    mean: float
-    std: float
-    seeds: int
-
-
-def decisions(found: Evidence) -> Iterable[str]:
-    """Every decision with its largest effect first."""
+def _effects(results: StudyResults) -> Iterable[str]:
+    """The effect of every changed value, by decreasing size."""
+    plan = results.plan
     rows = []
-    for factor in found.plan.factors:
+    for factor in plan.factors:
         for paradigm in PARADIGMS:
-            for value in found.plan.values(factor)[1:]:
-                against = ("strategy", value) if factor == BUSY else (BASE, "")
+            for value in plan.values(factor)[1:]:
+                reference = ("strategy", value) if factor == BUSY else (BASE, "")
                 change, rare = (
-                    effect(found.table, paradigm, factor, value, column, against)
+                    effect(results.table, paradigm, factor, value, column, reference)
                     for column in ("macro_f1", "f1_rarest")
                 )
                 if change is None or rare is None:
                     continue
-                matters = "yes" if change.sign else "no" if change.small else "cannot tell"
-                rows.append(
-                    (
-                        abs(change.mean),
-                        [
-                            DECISIONS[factor],
-                            paradigm,
-                            _change(found, factor, value),
-                            str(change),
-                            str(rare),
-                            matters,
-                        ],
-                    )
-                )
+                clear = "yes" if change.sign else "no" if change.negligible else "inconclusive"
+                name, changed = DECISIONS[factor], _change(results, factor, value)
+                cells = [name, paradigm, changed, str(change), str(rare), clear]
+                rows.append((abs(change.mean), cells))
     rows.sort(key=lambda row: -row[0])
-    head = ["decision", "in", "change", "macro-F1", f"F1 of {found.rarest}", "matters"]
-    yield markdown(head, [cells for _, cells in rows])
+    rarest = f"F1 of {results.rarest}"
+    head = ["decision", "paradigm", "change", "macro-F1", rarest, "clear effect"]
+    yield markdown_table(head, [cells for _, cells in rows])
     yield (
-        "Differences to the run of the same seed with nothing changed, mean ± standard deviation."
-        f' "yes": the 95% interval (Student) excludes 0 and the mean is at least {SMALLEST};'
-        f' "no": the interval lies within ±{SMALLEST}.'
+        "Differences to the base run of the same seed, mean ± standard deviation over seeds. Clear"
+        f' effect: "yes" if the 95% interval (Student\'s t) excludes 0 and the mean is at least'
+        f' {MIN_EFFECT}, "no" if the interval lies within ±{MIN_EFFECT}.'
     )
 
 
-def _change(found: Evidence, factor: str, value: str) -> str:
+def _change(results: StudyResults, factor: str, value: str) -> str:
     if factor != BUSY:
-        return f"{found.plan.base[factor]} -> {value}"
-    delays = found.plan.values("server_delay")
+        return f"{results.plan.base[factor]} -> {value}"
+    delays = results.plan.values("server_delay")
     return f"{delays[0]} -> {max(delays, key=float)} with {value}"
 
 
-def against(found: Evidence) -> Iterable[str]:
-    yield markdown(
-        ["no.", "takeaway of the paper", "here", "numbers (macro-F1 unless said)"],
-        [[str(v.number), v.claim, f"**{v.verdict}**", v.numbers] for v in verdicts(found)],
+def _takeaways(results: StudyResults) -> str:
+    return markdown_table(
+        ["no.", "takeaway of the paper", "result", "numbers (macro-F1 unless stated)"],
+        [
+            [str(check.number), check.claim, f"**{check.result}**", check.numbers]
+            for check in check_takeaways(results)
+        ],
     )
 
 
-def table(found: Evidence, factors: Sequence[str]) -> str:
-    """A table like the paper's: decisions and values across, ways of learning and metrics down."""
-    present = [factor for factor in factors if found.plan.values(factor)]
-    if not present:
-        return ""
+def _paper_table(results: StudyResults, factors: Sequence[str]) -> str:
+    """A table like the paper's: columns are values of the factors, rows paradigms and metrics."""
+    plan = results.plan
     columns = [
-        (factor, value)
-        for factor in present
-        for value in sorted(found.plan.values(factor), key=_order)
+        (factor, value) for factor in factors for value in sorted(plan.values(factor), key=_order)
     ]
+    if not columns:
+        return ""
     rows = []
     for paradigm in PARADIGMS:
         for metric, name in METRICS.items():
-            cells = [_value(found, paradigm, factor, value, metric) for factor, value in columns]
+            cells = [_value(results, paradigm, factor, value, metric) for factor, value in columns]
             if any(cells):
                 rows.append([paradigm, name, *(cell or "-" for cell in cells)])
-    head = [f"{DECISIONS[f]} {v}{'*' if found.plan.base[f] == v else ''}" for f, v in columns]
-    return markdown(["way of learning", "metric", *head], rows) + "\n\n\\* the base"
+    head = [f"{DECISIONS[f]} {v}{'*' if plan.base[f] == v else ''}" for f, v in columns]
+    return markdown_table(["paradigm", "metric", *head], rows) + "\n\n\\* the base value"
 
 
-def _value(found: Evidence, paradigm: str, factor: str, value: str, metric: str) -> str:
-    if found.plan.find(paradigm, factor, value) is None:
+def _value(results: StudyResults, paradigm: str, factor: str, value: str, metric: str) -> str:
+    if results.plan.find(paradigm, factor, value) is None:
         return ""
-    if not any(v.factor == factor and v.paradigm == paradigm for v in found.plan.variants):
+    if not any(v.factor == factor and v.paradigm == paradigm for v in results.plan.variants):
         return ""
-    if found.plan.base[factor] == value:
+    if results.plan.base[factor] == value:
         factor, value = BASE, ""
-    return _cell(by_seed(found.table, paradigm, factor, value, metric))
+    return _cell(scores_by_seed(results.table, paradigm, factor, value, metric))
 
 
 def _order(value: str) -> tuple[int, float, str]:
+    """Sorting key: numbers by size, then other values by name."""
     try:
         return (0, float(value), "")
     except ValueError:
@@ -207,6 +175,7 @@ def _order(value: str) -> tuple[int, float, str]:
 
 
 def _cell(values: "pd.Series[float]") -> str:
+    """Mean ± standard deviation over seeds."""
     known = values.dropna()
     if known.empty:
         return "-"
@@ -214,7 +183,8 @@ def _cell(values: "pd.Series[float]") -> str:
     return f"{known.mean():.3f}{spread}"
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of text cells."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)

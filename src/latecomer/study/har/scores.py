@@ -1,4 +1,4 @@
-"""From the files of finished runs to one tidy table."""
+"""Scores of finished runs: learning curves, and one table with a row per run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ from latecomer.study.har.plan import (
 )
 from latecomer.study.results import flatten, read_json
 
-LAST = 5  # evaluations over which a score is averaged, as in the paper
-SCORED = ("macro_f1", "balanced_accuracy", "accuracy", "loss")
-FROM_SUMMARY = (
+LAST_EVALUATIONS = 5  # a score is the mean over these, as in the paper
+SCORE_COLUMNS = ("macro_f1", "balanced_accuracy", "accuracy", "loss")
+SUMMARY_COLUMNS = (
     "virtual_seconds",
     "wall_seconds",
     "staleness_mean",
@@ -35,24 +35,24 @@ FROM_SUMMARY = (
 )
 
 
-def curve(folder: Path, variant: Variant) -> pd.DataFrame:
-    """The evaluations of a run; `updates` counts client updates in every way of learning."""
+def learning_curve(folder: Path, variant: Variant) -> pd.DataFrame:
+    """The evaluations of a run; a centralised update counts as one client update per device."""
     rows = pd.read_csv(folder / "metrics.csv")
     if variant.paradigm == CENTRALISED:
         rows["updates"] *= variant.devices
     return rows
 
 
-def score(rows: pd.DataFrame, most: float | None = None) -> pd.Series:
-    """The mean of the last evaluations, of those with at most so many updates."""
-    seen = rows if most is None else rows[rows["updates"] <= most]
-    # The untrained model is no score, unless it is all there is.
-    trained = seen[seen["updates"] > 0]
-    return (trained if len(trained) else seen).tail(LAST).mean(numeric_only=True)
+def score(curve: pd.DataFrame, max_updates: float | None = None) -> pd.Series:
+    """The mean of the last evaluations, of those at no more than `max_updates` updates."""
+    rows = curve if max_updates is None else curve[curve["updates"] <= max_updates]
+    # The untrained model counts only if it is the only evaluation.
+    trained = rows[rows["updates"] > 0]
+    return (trained if len(trained) else rows).tail(LAST_EVALUATIONS).mean(numeric_only=True)
 
 
-def tidy(plan: Plan, seeds: Sequence[int], folder: Path, rarest: str) -> pd.DataFrame:
-    """One row per run: what was changed to what, and how it went."""
+def results_table(plan: Plan, seeds: Sequence[int], folder: Path, rarest: str) -> pd.DataFrame:
+    """results.csv: one row per run with paradigm, factor, value, seed and scores."""
     return pd.DataFrame(
         [
             _row(folder / variant.cell(seed).folder, variant, seed, rarest)
@@ -63,54 +63,50 @@ def tidy(plan: Plan, seeds: Sequence[int], folder: Path, rarest: str) -> pd.Data
 
 
 def _row(folder: Path, variant: Variant, seed: int, rarest: str) -> dict[str, Any]:
-    rows = curve(folder, variant)
-    found = score(rows)
+    curve = learning_curve(folder, variant)
+    scores = score(curve)
     summary: Mapping[str, Any] = flatten(read_json(folder / "summary.json"))
     return {
         "paradigm": variant.paradigm,
         "factor": variant.factor,
         "value": variant.value,
         "seed": seed,
-        "updates": int(rows["updates"].iloc[-1]),
-        **{name: found[name] for name in SCORED},
-        "f1_rarest": found[f"f1_{rarest}"],
-        **{name: found[name] for name in rows.columns if name.startswith("f1_")},
-        **{name: summary.get(name) for name in FROM_SUMMARY},
+        "updates": int(curve["updates"].iloc[-1]),
+        **{name: scores[name] for name in SCORE_COLUMNS},
+        "f1_rarest": scores[f"f1_{rarest}"],
+        **{name: scores[name] for name in curve.columns if name.startswith("f1_")},
+        **{name: summary.get(name) for name in SUMMARY_COLUMNS},
         "folder": folder.name,
     }
 
 
 def at_equal_updates(plan: Plan, seeds: Sequence[int], folder: Path) -> pd.DataFrame:
-    """Base runs read at the most updates that both federated ones reached; a row per run.
+    """equal.csv: the base runs at the largest number of updates that both FL paradigms reached.
 
-    A centralised run that early stopping has ended before is read at its end.
+    One row per run. A centralised run that stopped earlier is read at its end.
     """
-    found = []
+    rows = []
     for seed in seeds:
-        curves = {
-            variant.paradigm: curve(folder / variant.cell(seed).folder, variant)
-            for variant in plan.variants
-            if variant.factor == BASE
-        }
-        most = min(curves[paradigm]["updates"].iloc[-1] for paradigm in FEDERATED)
-        for paradigm, rows in curves.items():
-            there = rows[rows["updates"] <= most]
-            found.append(
+        curves = {name: runs[0] for name, runs in base_curves(plan, [seed], folder).items()}
+        max_updates = min(curves[paradigm]["updates"].iloc[-1] for paradigm in FEDERATED)
+        for paradigm, curve in curves.items():
+            reached = curve[curve["updates"] <= max_updates]
+            rows.append(
                 {
                     "paradigm": paradigm,
                     "seed": seed,
-                    "updates": int(there["updates"].iloc[-1]),
-                    "virtual_seconds": there["virtual_seconds"].iloc[-1],
-                    **{name: score(rows, most)[name] for name in SCORED},
+                    "updates": int(reached["updates"].iloc[-1]),
+                    "virtual_seconds": reached["virtual_seconds"].iloc[-1],
+                    **{name: score(curve, max_updates)[name] for name in SCORE_COLUMNS},
                 }
             )
-    return pd.DataFrame(found)
+    return pd.DataFrame(rows)
 
 
 def base_curves(plan: Plan, seeds: Sequence[int], folder: Path) -> dict[str, list[pd.DataFrame]]:
-    """The base runs of each way of learning, seed by seed."""
+    """Paradigm -> the learning curves of its base runs, one per seed."""
     return {
-        variant.paradigm: [curve(folder / variant.cell(seed).folder, variant) for seed in seeds]
+        variant.paradigm: _curves(folder, variant, seeds)
         for variant in plan.variants
         if variant.factor == BASE
     }
@@ -119,11 +115,10 @@ def base_curves(plan: Plan, seeds: Sequence[int], folder: Path) -> dict[str, lis
 def factor_curves(
     plan: Plan, seeds: Sequence[int], folder: Path, factor: str
 ) -> dict[str, list[pd.DataFrame]]:
-    """The asynchronous runs for each value of a factor, seed by seed."""
-    found = {}
-    for value in plan.values(factor):
-        variant = plan.find(ASYNCHRONOUS, factor, value)
-        if variant is not None:
-            runs = [folder / variant.cell(seed).folder for seed in seeds]
-            found[value] = [curve(run, variant) for run in runs]
-    return found
+    """Value of the factor -> the learning curves of the asynchronous runs, one per seed."""
+    variants = {value: plan.find(ASYNCHRONOUS, factor, value) for value in plan.values(factor)}
+    return {value: _curves(folder, v, seeds) for value, v in variants.items() if v is not None}
+
+
+def _curves(folder: Path, variant: Variant, seeds: Sequence[int]) -> list[pd.DataFrame]:
+    return [learning_curve(folder / variant.cell(seed).folder, variant) for seed in seeds]

@@ -1,4 +1,4 @@
-"""How unlike the devices are: who has which classes, and how differently one class looks."""
+"""Label counts per device, and feature skew: variance of a class between devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ from numpy.typing import NDArray
 
 from latecomer.data.federated_dataset import ClientData, FederatedDataset
 
-ENOUGH = 5  # examples of a class that a device needs to say how the class looks there
+MIN_EXAMPLES = 5  # of a class on a device, for the device to count as a group
 
 
 @dataclass(frozen=True)
 class Skew:
-    """The share of a class's variance that lies between devices, mean over features.
+    """The share of the variance within a class that lies between devices (omega squared).
 
-    0: the class looks alike everywhere. It is corrected for chance (omega squared), so that a
-    rare class does not look skewed only because its means are uncertain.
+    0: equally distributed on all devices. Omega squared is corrected for chance, so the
+    uncertain means of a rare class do not count as skew.
     """
 
-    by_class: Mapping[str, float]
+    by_class: Mapping[str, float]  # mean over features
     by_feature: NDArray[np.float64]  # (classes, features)
-    devices: Mapping[str, int]  # with enough examples of each class
+    devices: Mapping[str, int]  # class -> devices with at least MIN_EXAMPLES of it
 
 
 def label_counts(federation: FederatedDataset) -> pd.DataFrame:
-    """Examples of each class (columns) on each device, replicas of augmentation not counted."""
+    """Examples of each class (columns) on each device (rows), without augmentation's replicas."""
     rows = []
     for client in federation.clients:
-        own = client.train.y.numpy()[_originals(client)]
-        labels = np.concatenate([own, client.validation.y.numpy(), client.test.y.numpy()])
+        train = client.train.y.numpy()[_originals(client)]
+        labels = np.concatenate([train, client.validation.y.numpy(), client.test.y.numpy()])
         rows.append(np.bincount(labels, minlength=federation.num_classes))
     return pd.DataFrame(rows, columns=list(federation.class_names))
 
@@ -38,19 +38,15 @@ def label_counts(federation: FederatedDataset) -> pd.DataFrame:
 def feature_skew(federation: FederatedDataset) -> Skew:
     """One-way analysis of variance of every feature within every class, devices as groups.
 
-    Originals of the training parts. A series counts with the mean and deviation of each channel
-    in each window, an image with its pixels.
+    Uses the training parts without replicas. Features of a series are the mean and standard
+    deviation of each channel of a window, those of an image its pixels.
     """
-    originals = [_originals(client) for client in federation.clients]
-    both = list(zip(federation.clients, originals, strict=True))
-    parts = [_described(client.train.x.numpy()[rows]) for client, rows in both]
-    labels = [client.train.y.numpy()[rows] for client, rows in both]
+    features = _features(federation.clients[0]).shape[1]
     by_feature, devices = [], {}
     for label, name in enumerate(federation.class_names):
-        groups = [x[y == label] for x, y in zip(parts, labels, strict=True)]
-        groups = [group for group in groups if len(group) >= ENOUGH]
+        groups = list(by_device(federation, label, slice(None)).values())
         devices[name] = len(groups)
-        by_feature.append(omega_squared(groups, parts[0].shape[1]))
+        by_feature.append(omega_squared(groups, features))
     table = np.stack(by_feature)
     return Skew(
         {name: _mean(row) for name, row in zip(federation.class_names, table, strict=True)},
@@ -60,16 +56,16 @@ def feature_skew(federation: FederatedDataset) -> Skew:
 
 
 def omega_squared(groups: list[NDArray[np.float32]], features: int) -> NDArray[np.float64]:
-    """The share of variance between groups, for each feature; NaN where there is nothing to tell.
+    """Each feature's share of variance between groups: (SSB - (k - 1) MSW) / (SST + MSW), >= 0.
 
-    (SSB - (k - 1) MSW) / (SST + MSW), at least 0.
+    NaN for fewer than two groups and for a constant feature.
     """
     if len(groups) < 2:
         return np.full(features, np.nan)
-    everything = np.concatenate(groups).astype(np.float64)
-    n, k = len(everything), len(groups)
-    mean = everything.mean(axis=0)
-    total = np.square(everything - mean).sum(axis=0)
+    x = np.concatenate(groups).astype(np.float64)
+    n, k = len(x), len(groups)
+    mean = x.mean(axis=0)
+    total = np.square(x - mean).sum(axis=0)
     between = sum(len(g) * np.square(g.mean(axis=0, dtype=np.float64) - mean) for g in groups)
     within = (total - between) / (n - k)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -79,23 +75,25 @@ def omega_squared(groups: list[NDArray[np.float32]], features: int) -> NDArray[n
 
 
 def _originals(client: ClientData) -> NDArray[np.int64]:
-    """Where the training examples stand that are no replicas of others."""
-    places: NDArray[np.int64] = np.unique(client.train_rows.numpy(), return_index=True)[1]
-    return places
+    """Indices of the training examples that are not replicas."""
+    index: NDArray[np.int64] = np.unique(client.train_rows.numpy(), return_index=True)[1]
+    return index
 
 
-def _described(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def _features(client: ClientData) -> NDArray[np.float32]:
+    """(n, features) of the training examples without replicas; see `feature_skew`."""
+    x = client.train.x.numpy()[_originals(client)]
     if x.ndim == 3:
         return np.concatenate([x.mean(axis=1), x.std(axis=1)], axis=1)
     return x.reshape(len(x), -1)
 
 
 def most_skewed(federation: FederatedDataset, skew: Skew, label: int) -> int | None:
-    """The feature of a class that differs most between devices; flags and the like left out."""
-    seen = by_device(federation, label, slice(None))
+    """The feature of a class with the largest skew, of those with MIN_EXAMPLES distinct values."""
+    groups = by_device(federation, label, slice(None))
     order = np.argsort(-np.nan_to_num(skew.by_feature[label], nan=-1.0))
     for feature in order.tolist():
-        if seen and min(len(np.unique(x[:, feature])) for x in seen.values()) >= ENOUGH:
+        if groups and min(len(np.unique(x[:, feature])) for x in groups.values()) >= MIN_EXAMPLES:
             return int(feature)
     return None
 
@@ -103,15 +101,14 @@ def most_skewed(federation: FederatedDataset, skew: Skew, label: int) -> int | N
 def by_device(
     federation: FederatedDataset, label: int, feature: int | slice
 ) -> dict[int, NDArray[np.float32]]:
-    """One feature (or several) of one class on each device that has enough examples of it."""
-    found = {}
+    """Device -> values of a feature (or several) of a class, if it has MIN_EXAMPLES of it."""
+    groups = {}
     for device, client in enumerate(federation.clients):
-        rows = _originals(client)
-        x = _described(client.train.x.numpy()[rows])
-        values = x[client.train.y.numpy()[rows] == label, feature]
-        if len(values) >= ENOUGH:
-            found[device] = values
-    return found
+        y = client.train.y.numpy()[_originals(client)]
+        values = _features(client)[y == label, feature]
+        if len(values) >= MIN_EXAMPLES:
+            groups[device] = values
+    return groups
 
 
 def _mean(values: NDArray[np.float64]) -> float:

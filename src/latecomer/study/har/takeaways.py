@@ -1,215 +1,210 @@
-"""The paper's six takeaways, held against this data: agree, disagree or cannot tell."""
+"""The paper's six takeaways checked on the study's runs: agree, disagree or inconclusive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from latecomer.study.har.effects import Effect, by_seed, effect, paired
+from latecomer.study.har.effects import Effect, effect, paired, scores_by_seed
 from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, FEDERATED, Plan
 from latecomer.study.har.skew import Skew
 
-AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
-LASTING_SKEW = 0.05  # share of variance between devices from which a class looks different
-PAPERS_STRATEGY = "async-share"
-MUCH_WIDER = 2.0  # ratio of spreads from which one test set is less stable than the other
+AGREE, DISAGREE, INCONCLUSIVE = "agree", "disagree", "inconclusive"
+MIN_SKEW = 0.05  # share of variance between devices from which features count as skewed
+PAPER_STRATEGY = "async-share"
+MIN_STD_RATIO = 2.0  # ratio of stds over seeds from which one test set is the less stable one
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A takeaway of the paper, and what these data say to it."""
+class TakeawayCheck:
+    """A claim of the paper, whether the runs agree with it, and the numbers."""
 
     number: int
-    topic: str
     claim: str
-    verdict: str
+    result: str
     numbers: str
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What a study has found."""
+class StudyResults:
+    """The scores of all runs of a study, and the feature skew of its data."""
 
     plan: Plan
-    table: pd.DataFrame
-    rarest: str
+    seeds: Sequence[int]
+    table: pd.DataFrame  # one row per run, see `scores.results_table`
+    equal: pd.DataFrame  # base runs at equal client updates
+    rarest: str  # the class with the fewest examples
     skew: Skew  # under global scaling
-    local_skew: Skew
-    missing: dict[str, list[str]]  # test set -> classes absent from it, for some seed
+    local_skew: Skew  # under local scaling
+    absent: dict[str, list[str]]  # data.test -> classes absent from it for some seed
 
 
-def verdicts(found: Evidence) -> list[Verdict]:
-    return [judge(found) for judge in JUDGES]
+def check_takeaways(results: StudyResults) -> list[TakeawayCheck]:
+    """The six checks, in the paper's order."""
+    return [check(results) for check in CHECKS]
 
 
-def _test_set(found: Evidence) -> Verdict:
+def _test_set(results: StudyResults) -> TakeawayCheck:
     claim = "held-out clients give a biased, less stable test than a fair share of every client"
     held = "held-out-clients"
-    other = "fair" if found.plan.base.get("test") == held else held
-    gap = effect(found.table, ASYNCHRONOUS, "test", other)
+    other = "fair" if results.plan.base.get("test") == held else held
+    gap = effect(results.table, ASYNCHRONOUS, "test", other)
     if gap is None:
-        return Verdict(1, "test set", claim, CANNOT_TELL, "not run")
+        return TakeawayCheck(1, claim, INCONCLUSIVE, "not run")
     runs = {other: ("test", other), held if other == "fair" else "fair": (BASE, "")}
     stds = {
-        name: float(by_seed(found.table, ASYNCHRONOUS, *run, "macro_f1").std())
+        name: float(scores_by_seed(results.table, ASYNCHRONOUS, *run, "macro_f1").std())
         for name, run in runs.items()
     }
     ratio = stds[held] / stds["fair"] if stds["fair"] else np.nan
-    absent = found.missing.get(held, [])
-    mean = gap if other == held else gap.reversed
-    verdict = CANNOT_TELL
-    if absent or ratio >= MUCH_WIDER or mean.sign:
-        verdict = AGREE
-    elif ratio <= 1 / MUCH_WIDER:
-        verdict = DISAGREE
+    absent = results.absent.get(held, [])
+    mean = gap if other == held else gap.negated
+    result = INCONCLUSIVE
+    if absent or ratio >= MIN_STD_RATIO or mean.sign:
+        result = AGREE
+    elif ratio <= 1 / MIN_STD_RATIO:
+        result = DISAGREE
     classes = f"; classes absent from a held-out test set: {', '.join(absent)}" if absent else ""
-    return Verdict(
+    return TakeawayCheck(
         1,
-        "test set",
         claim,
-        verdict,
-        f"spread of macro-F1 over seeds {stds[held]:.3f} held out, {stds['fair']:.3f} fair;"
+        result,
+        f"std of macro-F1 over seeds {stds[held]:.3f} held out, {stds['fair']:.3f} fair;"
         f" held out minus fair {mean}{classes}",
     )
 
 
-def _augmentation(found: Evidence) -> Verdict:
+def _augmentation(results: StudyResults) -> TakeawayCheck:
     return _from_effects(
-        found,
+        results,
         2,
-        "augmentation",
         "noisy replicas of rare classes help; balancing all classes helps less",
-        [("augment", "base", "none", 1), ("augment", "base", "balanced", 0)],
+        [("augment", "base", "none", True), ("augment", "base", "balanced", False)],
         ("macro_f1", "f1_rarest"),
     )
 
 
-def _scaling(found: Evidence) -> Verdict:
+def _scaling(results: StudyResults) -> TakeawayCheck:
     return _from_effects(
-        found,
+        results,
         3,
-        "global scaling",
         "global scaling is better than local scaling",
-        [("scale", "global", "local", 1)],
+        [("scale", "global", "local", True)],
         ("macro_f1",),
     )
 
 
-def _residual(found: Evidence) -> Verdict:
+def _residual_skew(results: StudyResults) -> TakeawayCheck:
     claim = "after global scaling features stay skewed, most in minority classes"
-    known = {name: v for name, v in found.skew.by_class.items() if not np.isnan(v)}
+    known = {name: v for name, v in results.skew.by_class.items() if not np.isnan(v)}
     if not known:
-        return Verdict(4, "residual skew", claim, CANNOT_TELL, "no class is on two devices")
+        return TakeawayCheck(4, claim, INCONCLUSIVE, "no class is on two devices")
     mean = float(np.mean(list(known.values())))
-    local = [v for v in found.local_skew.by_class.values() if not np.isnan(v)]
-    others = [v for name, v in known.items() if name != found.rarest]
-    rare = known.get(found.rarest, float("nan"))
+    local = [v for v in results.local_skew.by_class.values() if not np.isnan(v)]
+    others = [v for name, v in known.items() if name != results.rarest]
+    rare = known.get(results.rarest, float("nan"))
     more = "more" if others and rare > float(np.mean(others)) else "not more"
-    return Verdict(
+    return TakeawayCheck(
         4,
-        "residual skew",
         claim,
-        AGREE if mean >= LASTING_SKEW else DISAGREE,
+        AGREE if mean >= MIN_SKEW else DISAGREE,
         f"{mean:.2f} of the variance within a class lies between devices (local scaling"
-        f" {float(np.mean(local)):.2f}); the rarest class {found.rarest} has {rare:.2f}, the"
+        f" {float(np.mean(local)):.2f}); the rarest class {results.rarest} has {rare:.2f}, the"
         f" others {float(np.mean(others)):.2f}: {more} in the minority",
     )
 
 
-def _optimiser(found: Evidence) -> Verdict:
-    values = found.plan.values("optimizer")
-    own = [value for value in values if value.startswith("adam ")]
+def _optimiser(results: StudyResults) -> TakeawayCheck:
+    values = results.plan.values("optimizer")
+    tuned = [value for value in values if value.startswith("adam ")]
     return _from_effects(
-        found,
+        results,
         5,
-        "optimiser",
         "SGD with momentum is better than Adam, whose state restarts with every task",
         [
-            ("optimizer", "sgd-m", "adam", 1),
-            # The paper keeps the learning rate; Adam with its own decides only where that is all.
-            *(("optimizer", "sgd-m", value, int("adam" not in values)) for value in own),
+            ("optimizer", "sgd-m", "adam", True),
+            # The paper keeps the learning rate: Adam with another one decides only if run alone.
+            *(("optimizer", "sgd-m", value, "adam" not in values) for value in tuned),
         ],
         ("macro_f1",),
     )
 
 
-def _busy_server(found: Evidence) -> Verdict:
-    """Decided by the paper's own strategy where it was run, as it hangs on the strategy."""
+def _busy_server(results: StudyResults) -> TakeawayCheck:
+    """Decided by the paper's strategy if it was run, because the effect depends on the strategy."""
     claim = "a server that is busy per merge gives a worse model at equal updates"
-    delays = found.plan.values("server_delay")
+    delays = results.plan.values("server_delay")
     if not delays:
-        return Verdict(6, "busy server", claim, CANNOT_TELL, "not run")
-    base, slowest = found.plan.strategy, max(delays, key=float)
+        return TakeawayCheck(6, claim, INCONCLUSIVE, "not run")
+    base, slowest = results.plan.strategy, max(delays, key=float)
     losses: dict[str, Effect] = {}
     for value in delays[1:]:
-        change = effect(found.table, ASYNCHRONOUS, "server_delay", value)
+        change = effect(results.table, ASYNCHRONOUS, "server_delay", value)
         if change is not None:
-            losses[f"{base}, {value} s"] = change.reversed
-    for name in found.plan.values(BUSY)[1:]:
-        change = effect(found.table, ASYNCHRONOUS, BUSY, name, against=("strategy", name))
+            losses[f"{base}, {value} s"] = change.negated
+    for name in results.plan.values(BUSY)[1:]:
+        change = effect(results.table, ASYNCHRONOUS, BUSY, name, reference=("strategy", name))
         if change is not None:
-            losses[f"{name}, {slowest} s"] = change.reversed
-    papers = f"{PAPERS_STRATEGY}, {slowest} s"
+            losses[f"{name}, {slowest} s"] = change.negated
+    papers = f"{PAPER_STRATEGY}, {slowest} s"
     deciding = [losses[papers]] if papers in losses else list(losses.values())
-    told = "; ".join(f"loss with {name}: {loss}" for name, loss in losses.items())
-    return Verdict(6, "busy server", claim, _together([loss.backs for loss in deciding]), told)
+    numbers = "; ".join(f"loss with {name}: {loss}" for name, loss in losses.items())
+    return TakeawayCheck(6, claim, _combined([loss.supports_gain for loss in deciding]), numbers)
 
 
-Pair = tuple[str, str, str, int]  # factor, better by the paper, worse, whether it decides
+Pair = tuple[str, str, str, bool]  # factor, value that is better in the paper, other, decides
 
 
 def _from_effects(
-    found: Evidence,
+    results: StudyResults,
     number: int,
-    topic: str,
     claim: str,
     pairs: list[Pair],
     columns: tuple[str, ...],
-    paradigms: tuple[str, ...] = FEDERATED,
-) -> Verdict:
-    """By the sign of the deciding differences: all that are clear must point the same way."""
-    signs, told = [], []
-    for factor, better, worse, decides in pairs:
-        for paradigm in paradigms:
+) -> TakeawayCheck:
+    """A check by the differences (better - other) of the deciding pairs in both FL paradigms."""
+    signs, numbers = [], []
+    for factor, better, other, decides in pairs:
+        for paradigm in FEDERATED:
             for column in columns:
-                diff = _difference(found, paradigm, factor, better, worse, column)
+                diff = _difference(results, paradigm, factor, better, other, column)
                 if diff is None:
                     continue
-                what = "" if column == "macro_f1" else f" (F1 of {found.rarest})"
-                told.append(f"{better} minus {worse}, {paradigm}{what}: {diff}")
+                score = "" if column == "macro_f1" else f" (F1 of {results.rarest})"
+                numbers.append(f"{better} minus {other}, {paradigm}{score}: {diff}")
                 if decides:
-                    signs.append(diff.backs)
-    return Verdict(number, topic, claim, _together(signs), "; ".join(told) or "not run")
+                    signs.append(diff.supports_gain)
+    return TakeawayCheck(number, claim, _combined(signs), "; ".join(numbers) or "not run")
 
 
-def _together(signs: list[int]) -> str:
-    """All that say something must say the same."""
+def _combined(signs: list[int]) -> str:
+    """AGREE if all nonzero signs are +1, DISAGREE if all are -1, else INCONCLUSIVE."""
     clear = {sign for sign in signs if sign}
-    return AGREE if clear == {1} else DISAGREE if clear == {-1} else CANNOT_TELL
+    return AGREE if clear == {1} else DISAGREE if clear == {-1} else INCONCLUSIVE
 
 
 def _difference(
-    found: Evidence, paradigm: str, factor: str, better: str, worse: str, column: str
+    results: StudyResults, paradigm: str, factor: str, better: str, other: str, column: str
 ) -> Effect | None:
-    """better - worse, paired by seed, whichever of them (or neither) is the base."""
-    values = []
-    for value in (better, worse):
-        if found.plan.base.get(factor) == value:
-            values.append((BASE, ""))
-        elif found.plan.find(paradigm, factor, value) is not None:
-            values.append((factor, value))
+    """better - other, paired by seed; either may be the base value. None if one was not run."""
+    runs = []
+    for value in (better, other):
+        if results.plan.base.get(factor) == value:
+            runs.append((BASE, ""))
+        elif results.plan.find(paradigm, factor, value) is not None:
+            runs.append((factor, value))
         else:
             return None
-    one, other = (by_seed(found.table, paradigm, *value, column) for value in values)
-    return paired((one - other).tolist())
+    first, second = (scores_by_seed(results.table, paradigm, *run, column) for run in runs)
+    return paired((first - second).tolist())
 
 
-JUDGES: tuple[Callable[[Evidence], Verdict], ...] = (
+CHECKS: tuple[Callable[[StudyResults], TakeawayCheck], ...] = (
     _test_set,
     _augmentation,
     _scaling,
-    _residual,
+    _residual_skew,
     _optimiser,
     _busy_server,
 )
