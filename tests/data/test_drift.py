@@ -68,10 +68,10 @@ def test_growing_data_keep_earlier_examples() -> None:
 def test_replacing_r_examples_per_epoch() -> None:
     made = lay_out()
     stream = client_data_streams(made, drift("replace", per_second=0.5, second="rotated"), 1)[0]
-    own = values(made.clients[0].train)
+    train = values(made.clients[0].train)
 
     def changed(time: float) -> int:
-        return sum(a != b for a, b in zip(values(stream.train(time)), own, strict=True))
+        return sum(a != b for a, b in zip(values(stream.train(time)), train, strict=True))
 
     assert [changed(t) for t in (0, 10, 12, 20, 73, 74, 1000)] == [0, 0, 1, 5, 31, 32, 32]
     # The device's test part is replaced at the same rate.
@@ -85,10 +85,10 @@ def test_replacing_with_repeat_restores_the_first_domain() -> None:
     made = lay_out()
     there = drift("replace", per_second=1.0, second="relabelled", repeat=True)
     stream = client_data_streams(made, there, 1)[0]
-    own = made.clients[0].train.y
-    assert stream.train(10 + 32).y.tolist() == relabelled(own, 5).tolist()
-    assert (stream.train(10 + 48).y != own).sum() == 16
-    assert stream.train(10 + 64).y.tolist() == own.tolist()
+    train = made.clients[0].train.y
+    assert stream.train(10 + 32).y.tolist() == relabelled(train, 5).tolist()
+    assert (stream.train(10 + 48).y != train).sum() == 16
+    assert stream.train(10 + 64).y.tolist() == train.tolist()
 
 
 def test_replacing_by_another_source_keeps_the_labels() -> None:
@@ -101,7 +101,7 @@ def test_replacing_by_another_source_keeps_the_labels() -> None:
     after = stream.train(1000)
     assert after.y.tolist() == made.clients[0].train.y.tolist()
     assert (after.x < 0).all()
-    # Each comes from a row of its own class, and no row is both in training and in test.
+    # Each comes from a row of the same class, and no row is both in training and in test.
     assert [int(-1 - v) % 5 for v in values(after)] == after.y.tolist()
     assert not set(values(after)) & set(values(stream.test(1000)))
 
@@ -116,8 +116,8 @@ def test_a_second_domain_must_have_the_same_shape_and_classes() -> None:
 def test_a_transition_from_the_earlier_half_to_the_later() -> None:
     made = lay_out()
     stream = client_data_streams(made, drift("transition"), 1)[1]
-    own = sorted(values(made.clients[1].train))
-    early, late = own[:16], own[16:]
+    train = sorted(values(made.clients[1].train))
+    early, late = train[:16], train[16:]
     assert sorted(values(stream.train(0))) == early
     assert sorted(values(stream.train(110))) == late
     middle = values(stream.train(60))
@@ -137,9 +137,9 @@ def test_a_shift_relabels_some_devices() -> None:
     assert len(changed) == 2
     for device, each in enumerate(found):
         assert each.train(9.99).y.tolist() == made.clients[device].train.y.tolist()
-    own = made.clients[changed[0]].train
-    assert found[changed[0]].train(10).y.tolist() == ((own.y + 1) % 5).tolist()
-    assert torch.equal(found[changed[0]].train(10).x, own.x)
+    train = made.clients[changed[0]].train
+    assert found[changed[0]].train(10).y.tolist() == ((train.y + 1) % 5).tolist()
+    assert torch.equal(found[changed[0]].train(10).x, train.x)
 
 
 @given(

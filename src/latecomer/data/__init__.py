@@ -1,1 +1,1 @@
-"""Data sources, and how their examples come to lie on devices."""
+"""Data sources, partition over devices, splits, scaling, augmentation and drift."""
