@@ -15,7 +15,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from latecomer.deploy.environment import flower_version
 from latecomer.deploy.warm import cleaning_up, is_known
-from latecomer.engines.flower_private import may_make_messages, number
+from latecomer.engines.flower_private import allow_messages, set_message_id
 
 if not is_known(flower_version()):
     pytest.skip("warm nodes are for versions of Flower that are known", allow_module_level=True)
@@ -25,10 +25,10 @@ RUN, NODE = 7, 3
 
 @pytest.fixture
 def message():
-    with may_make_messages():
+    with allow_messages():
         message = Message(RecordDict(), NODE, "query")
     message.metadata.__dict__["_run_id"] = RUN
-    number(message, message.object_id)
+    set_message_id(message, message.object_id)
     return message
 
 
@@ -71,9 +71,9 @@ def test_a_message_is_received(state, message):
 
 def test_a_run_that_ends_meanwhile_leaves_nothing_that_is_answered_later(state, message):
     def answered_before(*given):
-        with may_make_messages():
+        with allow_messages():
             reply = Message(RecordDict(), reply_to=message)
-        number(reply, reply.object_id)
+        set_message_id(reply, reply.object_id)
         state.store_message(reply)
         over()
 

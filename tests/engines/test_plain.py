@@ -115,10 +115,10 @@ def measuring(**metrics):
 
 
 LIES = {
-    "other names": (renamed, "'module.bias' is not"),
-    "one more": (bringing(extra=pack_one(torch.ones(2))), "'extra' is not"),
-    "one less": (lambda a: replace(a, named={"bias": a.named["bias"]}), "'weight' alone"),
-    "nothing": (lambda a: Payload({}), "alone"),
+    "other names": (renamed, "'module.bias' is unknown"),
+    "one more": (bringing(extra=pack_one(torch.ones(2))), "'extra' is unknown"),
+    "one less": (lambda a: replace(a, named={"bias": a.named["bias"]}), "'weight' is missing"),
+    "nothing": (lambda a: Payload({}), "is missing"),
     "another shape": (bringing(weight=pack_one(torch.ones(4))), "'weight': .*shape"),
     "float64": (bringing(bias=pack_one(torch.ones(2).double())), "float64"),
     "no bytes": (bringing(bias=Packed("float32", (2,), b"")), "do not match its dtype"),

@@ -173,7 +173,7 @@ def test_devices_that_are_away_are_waited_for(tmp_path):
 
 
 class Tells(FedAvg):
-    """A strategy that tells devices something they do not know."""
+    """A strategy with a config key that clients do not know."""
 
     def configure_train(self, server_round, arrays, config, grid):
         config["clipping-norm"] = 1.0

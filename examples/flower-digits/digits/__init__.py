@@ -1,1 +1,1 @@
-"""A Flower app: the same strategy and devices as in a simulation, on real nodes."""
+"""A Flower app that runs Latecomer's strategies and training on real nodes."""

@@ -1,4 +1,4 @@
-"""What runs on every device."""
+"""The client app, which runs on every device."""
 
 from flwr.app import Context
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What runs on the server."""
+"""The server app."""
 
 from pathlib import Path
 

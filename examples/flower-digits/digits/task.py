@@ -1,4 +1,4 @@
-"""The model and the data. Replace both by your own."""
+"""The model and the data: replace both by your own."""
 
 from sklearn.datasets import load_digits
 from torch import Tensor, arange, as_tensor, float32, no_grad
@@ -16,7 +16,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def part(number: int, parts: int) -> tuple[Tensor, Tensor]:
-    """What one of so many devices has; a real device reads its own data here."""
+    """The training examples of device `number` of `parts`; a real device reads its data here."""
     x, y = digits()
     kept = arange(len(y))
     kept = kept[kept % 5 != 4][number::parts]
@@ -24,7 +24,7 @@ def part(number: int, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(network: FlatModel, params: Tensor) -> float:
-    """On every fifth digit, which no device has."""
+    """Accuracy on every fifth digit, which no device has."""
     x, y = digits()
     with no_grad():
         right = network.logits(params, x[4::5]).argmax(1) == y[4::5]

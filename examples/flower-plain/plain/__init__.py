@@ -1,1 +1,1 @@
-"""A Flower app whose devices know nothing of Latecomer."""
+"""A Flower app with Latecomer on the server only."""

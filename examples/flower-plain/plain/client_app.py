@@ -1,4 +1,4 @@
-"""What runs on every device: Flower's own template, with not a word of Latecomer."""
+"""The client app: Flower's template, without Latecomer."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

@@ -1,4 +1,4 @@
-"""What runs on the server, in place of `strategy.start(...)`."""
+"""The server app: `serve` in place of `strategy.start(...)`."""
 
 from pathlib import Path
 

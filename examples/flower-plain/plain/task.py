@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Net(nn.Module):
-    """Sixty-four pixels in, ten digits out."""
+    """64 pixels in, 10 digits out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def test_data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(net: Net, loader: DataLoader, epochs: int, lr: float) -> float:
-    """The mean loss."""
+    """Train `net` in place; returns the mean loss."""
     optimiser = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.5)
     total = 0.0
     for _ in range(epochs):

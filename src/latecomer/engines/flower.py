@@ -1,6 +1,6 @@
-"""Flower's `Grid` as a `Transport`: the server side of a deployment. Needs the extra `flower`.
+"""A `Transport` over Flower's `Grid`, for the server of a deployment. Needs the extra `flower`.
 
-Only Flower's public interface is used (1.38 or later). Flower is imported when it is needed.
+Uses only the public interface of Flower 1.38 or later, which is imported on first use.
 """
 
 import logging
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_POLLS = 50.0  # a second, for all open messages together; a SuperLink answers about 90
-# The names of the records in a message; other Flower apps use the last two, and have a config.
-FIELDS, METRICS, ARRAYS = "latecomer", "metrics", "arrays"
-CONFIG = "config"
-MODEL = "model"  # our one array
-NUMPY = "numpy.ndarray"  # Flower's word for .npy
-LONGEST_TTL = 14 * 86400.0
-# Flower's error codes are private: these are numbers that were seen.
+MAX_POLL_RATE = 50.0  # per second, over all open messages; a SuperLink answers about 90
+# Names of the records in a message. Other Flower apps use the last three.
+FIELDS, METRICS, ARRAYS, CONFIG = "latecomer", "metrics", "arrays", "config"
+MODEL = "model"  # the only array of a Latecomer message
+NUMPY = "numpy.ndarray"  # what Flower calls the .npy format
+MAX_TTL = 14 * 86400.0
+# Flower's error codes are not public: these were observed.
 ERRORS = {
     2: "the client raised an error",
     3: "the message is not available any more",
     5: "the node is not available",
     8: "the client process has crashed",
 }
-LOST = (3, 5)  # of these, what the device knows nothing of
+LOST = (3, 5)  # the message or the node was lost: no error of the device
 
 
 def to_records(payload: Payload) -> "RecordDict":
-    """The payload as Flower's records; one with named arrays as any Flower app expects them."""
+    """A payload as Flower records; named arrays in the form that any Flower app expects."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
     def arrays(named: Mapping[str, Packed]) -> ArrayRecord:
@@ -56,20 +55,20 @@ def to_records(payload: Payload) -> "RecordDict":
 
 
 def from_records(records: "RecordDict") -> Payload:
-    """What came, as it came: records that are missing or of another kind leave gaps.
+    """The payload in received records; missing records and records of another type are left empty.
 
-    Other Flower apps may call their records what they like, if there is one of each kind.
+    The records of other Flower apps may have any name, if there is one of each type.
     """
     from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-    told, arrays = records.get(FIELDS), only(records, ArrayRecord)
+    fields, arrays = records.get(FIELDS), only(records, ArrayRecord)
     named = {
         name: Packed(array.dtype, tuple(array.shape), array.data)
         for name, array in (arrays or {}).items()
         if array.stype == NUMPY
     }
     return Payload(
-        dict(told) if isinstance(told, ConfigRecord) else {},
+        dict(fields) if isinstance(fields, ConfigRecord) else {},
         dict(only(records, MetricRecord) or {}),
         named[MODEL] if list(named) == [MODEL] else None,
         named,
@@ -77,32 +76,34 @@ def from_records(records: "RecordDict") -> Payload:
 
 
 def only(records: "RecordDict", kind: type) -> Any:
-    """The record of this kind; None if there is none, or more than one."""
+    """The record of this type; None if there is none, or more than one."""
     found = [record for record in records.values() if isinstance(record, kind)]
     return found[0] if len(found) == 1 else None
 
 
 def error_of(message: "Message") -> str:
-    """Why there is no reply, in a line."""
+    """Why there is no reply, in one line."""
     error = message.error
     what = ERRORS.get(error.code, f"error {error.code}")
     lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
-    # The last line of a traceback is the one that says it.
+    # The last line of a traceback names the error.
     return f"{what}: {lines[-1][:200]}" if lines else what
 
 
 class GridTransport:
-    """Carries payloads over a `Grid`.
+    """Sends payloads through a Flower `Grid` and collects the replies.
 
-    Every open message has a thread of its own that asks for its reply: one node that uploads
-    slowly, or stops in the middle, keeps nobody else waiting. A reply is fetched within `poll`
-    seconds, because one that waits is lost if its node goes offline; with many open messages they
-    take turns, so that the SuperLink has time for its nodes.
+    poll: seconds between two requests for the same reply. A reply that waits at the SuperLink is
+        lost if its node disconnects. With many open messages the interval grows, so that all
+        together make at most MAX_POLL_RATE requests per second.
+    ttl: seconds that a message stays valid.
+
+    Every open message has its own thread, so that a slow upload delays no other reply.
     """
 
-    def __init__(self, grid: "Grid", poll: float = 0.5, ttl: float = LONGEST_TTL) -> None:
+    def __init__(self, grid: "Grid", poll: float = 0.5, ttl: float = MAX_TTL) -> None:
         self.grid, self.poll, self.ttl = grid, poll, ttl
-        # In Flower's simulation several messages to one node are handled side by side.
+        # Flower's simulation handles several messages to one node concurrently.
         self.serial = "InMemory" not in type(grid).__name__
         self._inbox: Queue[Delivery] = Queue()
         self._open: dict[str, threading.Event] = {}
@@ -133,8 +134,8 @@ class GridTransport:
         return number
 
     def _fetch(self, node: int, number: str, stop: threading.Event) -> None:
-        """Ask until the reply is there."""
-        while not stop.wait(max(self.poll, len(self._open) / MOST_POLLS)):
+        """Poll until the reply is there."""
+        while not stop.wait(max(self.poll, len(self._open) / MAX_POLL_RATE)):
             found = self._tried("pull a reply", lambda: list(self.grid.pull_messages([number])))
             for reply in found or ():
                 if reply.metadata.reply_to_message_id == number:
@@ -163,10 +164,10 @@ class GridTransport:
             self.forget(message)
 
     def _tried(self, what: str, call: Callable[[], Any]) -> Any:
-        """The SuperLink may be away for a while: the next attempt will tell."""
+        """The result of a call to the SuperLink; None, with a warning, if it fails."""
         try:
             return call()
-        except Exception as error:  # whatever the transport raises
+        except Exception as error:  # any error of Flower's transport
             log.warning("could not %s: %s", what, error)
             return None
 
@@ -174,10 +175,10 @@ class GridTransport:
 def _delivery(node: int, number: str, reply: "Message") -> Delivery:
     try:
         if reply.has_error():
-            # What the SuperLink itself reports comes from it, whoever was asked.
+            # Errors can come from the SuperLink itself: their source node is not checked.
             return Delivery(number, error=error_of(reply), lost=reply.error.code in LOST)
         if reply.metadata.src_node_id != node:
-            return Delivery(number, error="another node has answered")
+            return Delivery(number, error="the reply is from another node")
         return Delivery(number, from_records(reply.content))
-    except Exception as error:  # whatever a hostile reply provokes in Flower's own code
+    except Exception as error:  # a malformed reply can raise anything in Flower's code
         return Delivery(number, error=f"the reply cannot be read: {error}")

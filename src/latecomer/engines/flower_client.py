@@ -1,4 +1,4 @@
-"""A Flower `ClientApp` for devices of a deployment. Needs the extra `flower`."""
+"""The Flower `ClientApp` of devices that run Latecomer. Needs the extra `flower`."""
 
 import os
 import time
@@ -29,14 +29,16 @@ def client_app(
     privacy: Privacy | None = None,
     state: Path | None = None,
 ) -> "ClientApp":
-    """What runs on every device: `load_data` gives its examples and labels.
+    """A ClientApp that performs Latecomer's tasks on one device.
 
-    The device is called `device-id` in its node-config; a simulation's partition will do. What it
-    keeps lies in a folder of that name under `state` (else $LATECOMER_STATE, else
-    ~/.latecomer/devices). `width` in the node-config is what it can carry of the model, and `delay`
-    the seconds by which it answers later than it could, to try out a slow one.
+    model: makes the network, or the networks of all sub-model widths.
+    load_data: gives the device's examples and labels; called once per run in a permanent process.
+    privacy: noise and budget of the device; None: none.
+    state: folder of the device states; None: $LATECOMER_STATE, else ~/.latecomer/devices.
 
-    Where the process stays (a warm node), the data are loaded once for a run.
+    Read from the node-config: `device-id`, the name of the device and of its state folder (in
+    Flower's simulation `partition-id` instead); `width`, its sub-model width (default 1);
+    `delay`, seconds added to every reply, to imitate a slow device (default 0).
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -49,7 +51,7 @@ def client_app(
         found = loaded.get(key)
         if found is None:
             found = load_data(context)
-            loaded.clear()  # a process of a simulation plays many devices, one after another
+            loaded.clear()  # a process of Flower's simulation runs many devices, one after another
             loaded[key] = found
         return found
 
@@ -60,20 +62,20 @@ def client_app(
         return Agent(name, model(), lambda: data(context, name), folder, privacy, width)
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]
-    def hello(message: "Message", context: "Context") -> "Message":
+    def introduce(message: "Message", context: "Context") -> "Message":
         return Message(to_records(agent(context).introduce()), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: "Message", context: "Context") -> "Message":
-        answer = agent(context).answer(from_records(message.content))
+        reply = agent(context).answer(from_records(message.content))
         time.sleep(float(context.node_config.get("delay", 0.0)))
-        return Message(to_records(answer), reply_to=message)
+        return Message(to_records(reply), reply_to=message)
 
     return app
 
 
 def device_name(context: "Context") -> str:
-    """The stable name of the device behind this node."""
+    """The name of the device, from its node-config; the same after a restart."""
     config = context.node_config
     if "device-id" in config:
         name = str(config["device-id"])
@@ -87,7 +89,7 @@ def device_name(context: "Context") -> str:
 
 
 def state_folder(given: Path | None) -> Path:
-    """Where devices keep what outlives them."""
+    """The folder of the device states."""
     if given is not None:
         return given
     named = os.environ.get(STATE_VARIABLE)

@@ -1,7 +1,7 @@
-"""All that is used of Flower's private interface. Seen in flwr 1.41; where it is absent, unused.
+"""Private parts of Flower that are needed to create messages outside of Flower's processes.
 
-Messages can be made in Flower's own processes only. A strategy of Flower's that runs in virtual
-time makes its messages in ours.
+A Flower strategy in virtual time creates its messages in our process. Observed in flwr 1.41;
+versions without these parts do not need them.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ FIELDS = ("_task_id", "_run_id", "_node_id")
 
 
 @contextmanager
-def may_make_messages() -> Iterator[None]:
-    """What Flower sets before it runs an app."""
+def allow_messages() -> Iterator[None]:
+    """Set the task identity that Flower sets before it runs an app."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:  # before 1.40 nothing was needed
@@ -32,6 +32,6 @@ def may_make_messages() -> Iterator[None]:
             setattr(TaskIdentity, name, value)
 
 
-def number(message: "Message", name: str) -> None:
-    """Give a message its id, as Flower's own grids do."""
+def set_message_id(message: "Message", name: str) -> None:
+    """Set the id of a message, as Flower's grids do."""
     message.metadata.__dict__["_message_id"] = name

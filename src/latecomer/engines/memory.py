@@ -1,4 +1,4 @@
-"""How the process treats memory that it frees."""
+"""Settings of the memory allocator and the garbage collector for a run."""
 
 import ctypes
 import gc
@@ -6,29 +6,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGE = 2**31 - 1
+MAX_THRESHOLD = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let a freed model be reused by the next one instead of going back to the system.
+    """Keep freed memory in the process, to be used by the next model.
 
-    A merge writes a whole new model. With fresh pages from the system each time, most of it would
-    be spent on page faults. Only where the C library is glibc; elsewhere nothing happens.
+    Every merge allocates a whole model; with new pages from the system each time, page faults
+    would take most of its time. Does nothing unless the C library is glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(M_MMAP_THRESHOLD, LARGE)
-    mallopt(M_TRIM_THRESHOLD, LARGE)
+    mallopt(M_MMAP_THRESHOLD, MAX_THRESHOLD)
+    mallopt(M_TRIM_THRESHOLD, MAX_THRESHOLD)
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Look for reference cycles 300 times less often than Python does by itself.
+    """Run Python's cycle collector 300 times less often.
 
-    A run makes objects by the million and hardly any cycle; with a large fleet most of the time
-    would be spent on walking through what is alive.
+    A run creates millions of objects and few cycles; with a large fleet, most of the time would be
+    spent on traversing live objects.
     """
     before = gc.get_threshold()
     gc.set_threshold(200_000, *before[1:])

@@ -1,8 +1,8 @@
-"""Flower apps that know nothing of Latecomer: they get a model, and give back a trained one.
+"""Codec for Flower apps without Latecomer: they receive a model and return a trained one.
 
-What they speak is what Flower's own strategies speak: the tensors of a state_dict and a config in
-the message, tensors of the same names and `num-examples` in the reply. A device is known by its
-node, and what it has learnt is the difference to the model that the server remembers sending it.
+The messages are those of Flower's strategies: the arrays of a state_dict and a config, and in the
+reply arrays of the same names and `num-examples`. A device is identified by its node. Its delta is
+the returned model minus the model of the task.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ EXAMPLES = "num-examples"
 
 
 class PlainFlowerCodec:
-    """The dialect of any Flower `ClientApp` whose train function takes and gives arrays."""
+    """Encodes tasks for any Flower `ClientApp` whose train function takes and returns arrays."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -45,7 +45,7 @@ class PlainFlowerCodec:
             )
 
     def known(self, node: int) -> Introduction:
-        """A node has no other name than its number, which Flower vouches for."""
+        """The device is named after its node, which Flower authenticates."""
         return Introduction(f"node-{node}", f"node-{node}")
 
     def encode(
@@ -65,23 +65,23 @@ class PlainFlowerCodec:
 
     def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         trained = self._model(payload.named)
-        told = dict(payload.metrics)
-        check_metrics(told)
-        if EXAMPLES not in told:
+        found = dict(payload.metrics)
+        check_metrics(found)
+        if EXAMPLES not in found:
             raise InvalidPayload(f"{EXAMPLES!r} is missing")
-        examples = told.pop(EXAMPLES)
-        # Nobody here reads a series of numbers; Flower's records may hold them.
-        metrics = {name: value for name, value in told.items() if not isinstance(value, list)}
+        examples = found.pop(EXAMPLES)
+        # Flower's records may hold lists of numbers, which no strategy reads.
+        metrics = {name: value for name, value in found.items() if not isinstance(value, list)}
         return Update(task.id, trained.sub_(task.params), examples, metrics)
 
     def _model(self, named: Mapping[str, Packed]) -> Tensor:
-        """All tensors of the layout, and no others, as one vector."""
+        """The arrays as one vector; InvalidPayload unless they are exactly those of the layout."""
         layout = self.layout
         if set(named) != set(layout.names):
-            strange = sorted(set(named) - set(layout.names))
+            unknown = sorted(set(named) - set(layout.names))
             missing = sorted(set(layout.names) - set(named))
-            what = f"{quoted(strange[0])} is not" if strange else f"{missing[0]!r} alone is"
-            raise InvalidPayload(f"the arrays are not those of the model: {what} in one of both")
+            what = f"{quoted(unknown[0])} is unknown" if unknown else f"{missing[0]!r} is missing"
+            raise InvalidPayload(f"the arrays are not those of the model: {what}")
         pieces = []
         for name, shape in zip(layout.names, layout.shapes, strict=True):
             try:
@@ -92,7 +92,7 @@ class PlainFlowerCodec:
 
 
 def needs_of(server: Server) -> str:
-    """What the strategy asks of devices beside a trained model; empty if nothing."""
+    """What the strategy needs from devices besides a trained model; empty if nothing."""
     strategy, spec = server.strategy, server.spec
     if strategy.needs:
         return f"to hear from devices {strategy.needs}"

@@ -1,4 +1,4 @@
-"""How tasks and answers are worded for the devices of a deployment."""
+"""Conversion of tasks to payloads and of replies to updates, for one kind of devices."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -9,31 +9,28 @@ from latecomer.engines.wire import Introduction, Payload, decode_update, encode_
 
 
 class TaskCodec(Protocol):
-    """What the federation loop and its devices understand each other by."""
+    """The message format of the devices of a deployment."""
 
     def check(self, server: Server) -> None:
-        """BadInput if devices that speak it cannot do what the strategy asks of them."""
+        """BadInput if devices with this format cannot do what the strategy needs."""
 
     def known(self, node: int) -> Introduction | None:
-        """Who is behind this node, if it need not be asked."""
+        """The device behind this node; None if the node must be queried."""
 
     def encode(
         self, task: Task, key: str, run: str, until: int = 0, use: ServingSettings | None = None
     ) -> Payload:
-        """The message that gives the task to its device; `until` if it is done in parts.
-
-        `use` is for between the tasks.
-        """
+        """The message with the task; for `key`, `run`, `until` and `use` see `wire.Order`."""
 
     def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
-        """What the device has answered; InvalidPayload if it is no answer to this task.
+        """The update in a reply to this task; InvalidPayload if it does not match the task.
 
-        `newer` names the broadcasts that the device was sent, by their numbers.
+        `newer` maps the number of each broadcast sent during the task to its unique id.
         """
 
 
 class NativeCodec:
-    """Devices that run Latecomer: they have names, and do all that a strategy may ask for."""
+    """The format of devices that run Latecomer, for all strategies; nodes are queried."""
 
     def check(self, server: Server) -> None: ...
 

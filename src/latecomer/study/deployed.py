@@ -1,4 +1,4 @@
-"""A deployment's folder: the event log and checkpoints from which a new run goes on."""
+"""Deployed runs with a folder: event log, checkpoints to resume from, and the final model."""
 
 import logging
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def serve(
 
 
 class Deployment:
-    """One server over any `Transport`, with its folder."""
+    """A deployment loop whose events and checkpoints are written to `folder`; see `serve`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Deployment:
             self._log(self.loop.now, self._resumed())
 
     def _resumed(self) -> Note:
-        """Which life of which run begins, and which tasks of earlier ones are sent again."""
+        """The log line of a resumed run: its id, the new session, and the open tasks by key."""
         keys = self.loop.in_flight.keys
         names = {"run": self.loop.shared.run_id, "session": self.loop.shared.session}
         return Note("resume", {"version": self.saved, **names, "open": [*keys.values()]})
@@ -106,7 +106,7 @@ class Deployment:
         if self.server.store.commits - self.saved >= self.every:
             self._save()
             self.on_commit(self.server)
-        self.events.file.flush()  # who watches should see what is refused at once
+        self.events.file.flush()  # so that refusals are visible at once
         return True
 
     def _save(self) -> None:
@@ -116,25 +116,25 @@ class Deployment:
             "events": self.events.file.length(),
         }
         commits = self.server.store.commits
-        # A name that no earlier life has used, even for as many commits.
+        # Unique among all processes of the run, also with the same number of commits.
         self.checkpoints.save(
             state, f"commits-{commits}-{self.loop.shared.session}-{self.loop.now:.6f}"
         )
         self.saved = commits
 
     def _restore(self) -> int:
-        """How much of the event log the checkpoint knows of."""
+        """Restore the latest checkpoint; returns the bytes of the event log that belong to it."""
         state = self.checkpoints.load()
         if state is None:
             return 0
         try:
-            return self._take_up(state)
+            return self._restore_state(state)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(
                 f"{self.checkpoints.folder}: the checkpoint does not fit the run: {error}"
             ) from error
 
-    def _take_up(self, state: dict[str, Any]) -> int:
+    def _restore_state(self, state: dict[str, Any]) -> int:
         size = self.server.store.head_params().numel()
         self.server.restore(state["server"])
         self.loop.restore(state["loop"])

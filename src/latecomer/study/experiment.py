@@ -419,10 +419,10 @@ class Experiment:
             )
         devices = sum(len(client.train.y) > 0 for client in self.federation.clients)
         for option in ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"):
-            if (wanted := getattr(merge.director, option, 0)) > devices:
+            if (wanted := getattr(merge.flower_strategy, option, 0)) > devices:
                 raise BadInput(
                     f"strategy.{option} = {wanted}: the fleet has {devices} devices with data, so"
-                    f" {type(merge.director).__name__} would wait for ever"
+                    f" {type(merge.flower_strategy).__name__} would wait for ever"
                 )
 
     def _dated(self, config: Config, stop: StopConfig) -> DriftConfig:

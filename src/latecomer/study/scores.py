@@ -1,4 +1,4 @@
-"""How good a deployed model is, while it learns: metrics.csv in the server's folder."""
+"""Evaluation of a deployed model during its run: metrics.csv in the server's folder."""
 
 import csv
 import time
@@ -15,10 +15,10 @@ Evaluate = Callable[[Tensor], Mapping[str, float]]
 
 
 class Scores:
-    """Evaluates the newest model of the main lineage, at most every so many seconds.
+    """Evaluates the newest model of the main lineage, at most once in `every` seconds.
 
-    Give it to `serve` as `on_commit`, and call `final` when that has returned. A row that a resumed
-    run has not come to yet is left out.
+    Pass it to `serve` as `on_commit`, and call `final` after `serve` has returned. When a run is
+    resumed, rows of versions that are not in its checkpoint are removed.
     """
 
     def __init__(self, folder: str | Path, evaluate: Evaluate, every: float = 2.0) -> None:
@@ -34,7 +34,7 @@ class Scores:
             self._next = time.monotonic() + self.every
 
     def final(self, server: Server) -> Mapping[str, float]:
-        """Evaluate now."""
+        """Evaluate now, write a row for a new version, and return the metrics."""
         found = self.evaluate(server.model())
         row = {
             "updates": server.accepted,
@@ -55,7 +55,7 @@ class Scores:
 
 
 def _length_before(path: Path, version: int) -> int:
-    """The bytes of the rows that an earlier life has written of older versions."""
+    """Length in bytes of the header and the rows of versions below `version`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def _length_before(path: Path, version: int) -> int:
 
 
 def _seconds_in(path: Path, length: int) -> float:
-    """When the last of the rows in so many bytes was written, counted from the first life."""
+    """`wall_seconds` of the last row in the first `length` bytes; 0 without a row."""
     with suppress(OSError, ValueError, KeyError, IndexError):
         rows = list(csv.DictReader(path.read_bytes()[:length].decode().splitlines()))
         return float(rows[-1]["wall_seconds"])

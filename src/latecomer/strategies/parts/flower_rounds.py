@@ -1,8 +1,8 @@
-"""Rounds that somebody else directs: a strategy of Flower's, in our virtual time.
+"""Slots for a Flower strategy that runs in virtual time.
 
-Flower's strategies are round loops: `strategy.start(grid=...)` sends messages, waits for replies
-and averages them. `FlowerRounds` fills the slots with what such a loop asks for; the engine that
-runs the loop is `engines.virtual_grid`. Nothing of Flower is needed here.
+A Flower strategy is a round loop: `strategy.start(grid=...)` sends messages, waits for replies and
+averages them. `engines.virtual_grid` runs that loop and fills in `FlowerRounds`, which passes the
+assignments and models on to the server. Does not import Flower.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Strate
 
 @runtime_checkable
 class FlowerStrategy(Protocol):
-    """What Flower's strategies have in common (`flwr.serverapp.strategy.Strategy`)."""
+    """The methods of `flwr.serverapp.strategy.Strategy`."""
 
     def start(self, grid: Any, initial_arrays: Any, *args: Any, **named: Any) -> Any: ...
     def configure_train(self, *args: Any, **named: Any) -> Any: ...
@@ -24,30 +24,31 @@ class FlowerStrategy(Protocol):
 
 
 class FlowerRounds:
-    """Merge and dispatch: gives the tasks it is told to give, and commits what it is told to.
+    """Merge and dispatch slots that commit the models and assign the tasks of a Flower strategy.
 
-    `timeout` is how many virtual seconds a round waits for replies, None for all of them; `train`
-    is what goes to the devices as the config of every message, beside what the director puts in.
+    timeout: virtual seconds that a round waits for replies; None: for all of them.
+    train: config of every train message, besides what the strategy adds.
     """
 
     def __init__(
         self,
-        director: FlowerStrategy,
+        flower_strategy: FlowerStrategy,
         timeout: float | None = None,
         train: Mapping[str, int | float] | None = None,
     ) -> None:
-        self.director, self.timeout, self.train = director, timeout, dict(train or {})
-        self.wishes: list[Assignment] = []
+        self.flower_strategy, self.timeout = flower_strategy, timeout
+        self.train = dict(train or {})
+        self.assignments: list[Assignment] = []  # the next tasks
         self.model: Tensor | None = None  # the next commit
-        self.awaited: set[int] = set()  # tasks
-        self.came: dict[int, Contribution] = {}  # by task, until it is asked for
-        self.rung = -1  # the last timer that is over
+        self.awaited: set[int] = set()  # ids of the tasks of the current round
+        self.arrived: dict[int, Contribution] = {}  # by task id, until it is collected
+        self.last_timer = -1  # number of the last expired timer
         self._merged = 0
 
     def add(self, contribution: Contribution, view: ServerView) -> Drop | None:
         if contribution.task.id not in self.awaited:
             return Drop("its round is closed")
-        self.came[contribution.task.id] = contribution
+        self.arrived[contribution.task.id] = contribution
         self._merged += 1
         return None
 
@@ -59,12 +60,12 @@ class FlowerRounds:
         return (commit,)
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
-        wishes, self.wishes = self.wishes, []
-        return wishes
+        assignments, self.assignments = self.assignments, []
+        return assignments
 
     def on_timer(self, due: TimerExpired, view: ServerView) -> None:
-        if due.name == "director":
-            self.rung = max(self.rung, due.version)
+        if due.name == "flower":
+            self.last_timer = max(self.last_timer, due.version)
 
 
 def from_flower(
@@ -73,7 +74,7 @@ def from_flower(
     train: Mapping[str, int | float] | None = None,
     name: str = "",
 ) -> Strategy:
-    """A strategy of Flower's as one of ours, for runs in virtual time; see `FlowerRounds`."""
-    directed = FlowerRounds(strategy, timeout, train)
+    """Wrap a Flower strategy for runs in virtual time; for the options see `FlowerRounds`."""
+    rounds = FlowerRounds(strategy, timeout, train)
     called = name or f"flower-{type(strategy).__name__}"
-    return Strategy(name=called, merge=directed, dispatch=directed, has_epochs=True)
+    return Strategy(name=called, merge=rounds, dispatch=rounds, has_epochs=True)
