@@ -110,6 +110,15 @@ def test_a_liar_is_asked_ever_more_rarely(name):
     assert (np.diff(gaps) > 0).all()
 
 
+def test_bytes_are_counted_in_both_directions():
+    run = ToyFederation(nodes={BAD: liar(LIES["nan"][0])})
+    run.until(20)
+    received = run.lines("arrival") + run.lines("refusal")
+    sent = [kind for _, _, kind in run.transport.sent if kind == "train"]
+    assert run.loop.shared.bytes_up == len(received) * 4 * SIZE
+    assert run.loop.shared.bytes_down == len(sent) * 4 * SIZE
+
+
 def test_a_node_that_recovers_is_used_again():
     turns = iter(["the client raised an error"] * 2)
     run = ToyFederation(nodes={BAD: liar(lambda honest: next(turns, honest))})

@@ -185,8 +185,10 @@ class DeploymentLoop:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case Outcome() | Note():
+            case Accepted() | Refused():
                 self._received(command)
+                self.shared.log(command)
+            case Outcome() | Note():
                 self.shared.log(command)
             case Send(task):
                 self.dispatch.assign(task)
@@ -201,10 +203,8 @@ class DeploymentLoop:
             case Stop(reason):
                 self.stopped = reason
 
-    def _received(self, outcome: Logged) -> None:
+    def _received(self, outcome: Accepted | Refused) -> None:
         """Count an update's bytes; begin or end the back-off of its device."""
-        if not isinstance(outcome, Accepted | Refused):
-            return
         self.shared.bytes_up += outcome.bytes or 0
         device = None if outcome.device is None else self.registry.devices.get(outcome.device)
         if device is not None and isinstance(outcome, Refused):

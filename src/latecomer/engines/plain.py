@@ -95,19 +95,19 @@ def needs_of(server: Server) -> str:
     """What the strategy needs from devices besides a trained model; empty if nothing."""
     strategy, spec = server.strategy, server.spec
     if strategy.needs:
-        return f"to hear from devices {strategy.needs}"
+        return f"reports from devices ({strategy.needs})"
     if strategy.inverts:
-        return "to know how devices train, to the step"
+        return "the exact training program of the devices"
     asked = {
         "feedback on the model": spec.feedback,
         "the loss before training": spec.report_loss,
-        "devices with a memory": spec.remembers,
+        "devices that keep state between tasks": spec.remembers,
         "clipped gradients": spec.clip > 0,
-        "training of the output layer alone": spec.last_layer_only,
+        "training of the output layer only": spec.last_layer_only,
     }
     for what, wanted in asked.items():
         if wanted:
             return what
     if server.parts.broadcasts:
-        return "devices that hear of newer models while they train"
+        return "devices that receive newer models while they train"
     return ""
