@@ -129,8 +129,8 @@ def test_a_node_that_recovers_is_used_again():
 
 
 @dataclass
-class Listener(ToyNode):
-    """Remembers how it is to use the models it is sent."""
+class RecordsSettings(ToyNode):
+    """Records the serving settings of the tasks that it is sent."""
 
     uses: list[ServingSettings | None] = field(default_factory=list)
 
@@ -140,15 +140,19 @@ class Listener(ToyNode):
         return super().__call__(kind, payload)
 
 
-def test_tasks_tell_devices_how_to_use_the_model():
-    node = Listener("toy-0")
+def test_tasks_carry_the_serving_settings():
+    node = RecordsSettings("toy-0")
     run = ToyFederation("latecomer", nodes={0: node})
     run.until(40)
     assert node.uses[-1] == ServingSettings(prior_correction=1.0)
-    run.loop.server.strategy.own.mix = 0.5
+    run.server.strategy.serving.prior_correction = 0.5
     run.until(80)
-    assert node.uses[-1] == run.loop.server.use("main") == ServingSettings(prior_correction=0.5)
-    plain = Listener("toy-0")
+    assert (
+        node.uses[-1]
+        == run.server.serving_settings("main")
+        == ServingSettings(prior_correction=0.5)
+    )
+    plain = RecordsSettings("toy-0")
     ToyFederation("fedasync", nodes={0: plain}).until(10)
     assert plain.uses[-1] is None
 

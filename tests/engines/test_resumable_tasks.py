@@ -8,6 +8,7 @@ import torch
 
 from fake_grid import ToyFederation, ToyNode, revived, saved
 from latecomer.core.messages import Offer, Task, TrainSpec
+from latecomer.core.parts import Parts
 from latecomer.core.strategy import Strategy
 from latecomer.engines.resumable_tasks import ResumableTask, restored
 from latecomer.engines.wire import GoOn, InvalidPayload, Progress
@@ -63,10 +64,10 @@ def test_all_versions_are_let_go():
 
 
 @pytest.mark.parametrize("name", ["fedasync", "fedavg", "clusterfl", "ifca"])
-def test_who_does_not_broadcast_sends_whole_tasks(name):
-    assert not build_strategy(name).broadcasts
-    assert not Strategy().broadcasts
-    assert not build_strategy("echopfl", {"broadcast": "never"}).broadcasts
+def test_without_broadcasts_tasks_are_sent_whole(name):
+    assert not Parts(build_strategy(name)).broadcasts
+    assert not Parts(Strategy()).broadcasts
+    assert not Parts(build_strategy("echopfl", {"broadcast": "never"})).broadcasts
     run = ToyFederation(name)
     run.until(20)
     assert not run.loop.in_flight.resumable
