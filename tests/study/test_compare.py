@@ -296,9 +296,9 @@ def test_a_shared_note_is_reported_once(tree: Tree, tmp_path: Path) -> None:
     assert any(note.startswith("privaasyncfed: ") for note in notes)
 
 
-def test_the_target_is_said_where_the_time_to_it_is(done: Path) -> None:
+def test_the_target_is_shown_with_the_time_to_it(done: Path) -> None:
     target = json.loads((done / "compare.json").read_text())["target_accuracy"]
-    assert f"Target: accuracy {target:g}." in (done / "report.html").read_text(encoding="utf-8")
+    assert f"target: accuracy {target:g}." in (done / "report.html").read_text(encoding="utf-8")
     table = pd.DataFrame({"strategy": ["fedavg"], "seed": [1], "seconds_to_target": [5.0]})
     assert comparison_table(table, narrow=False).caption is None
     table.attrs["target"] = 0.9

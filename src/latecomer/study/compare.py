@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from latecomer.study.files import write_atomically
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.runner import new_folder, resume_run, start_run
 
-# Column of compare.csv -> heading; "local" is local test accuracy: mean, worst, late devices.
+# Column of compare.csv -> heading.
 SHOWN = {
     "accuracy": "accuracy",
     "macro_f1": "macro-F1",
@@ -37,6 +37,12 @@ SHOWN = {
     "virtual_seconds": "virtual s",
     "updates": "updates",
     "staleness_mean": "staleness",
+}
+
+
+EXPLAINED = {
+    "accuracy_affected": "late-class: accuracy on fleet.late.classes",
+    "client_accuracy_mean": "local: local test accuracy (mean, worst device, late devices)",
 }
 
 
@@ -199,6 +205,12 @@ def spread(table: pd.DataFrame) -> pd.DataFrame:
     result = mean.add_suffix("_mean").join(std.add_suffix("_std"))
     result["seeds"] = table.groupby("strategy", sort=False).size()
     return result
+
+
+def legend(columns: Iterable[str], target: float | None) -> str:
+    """Explains the headings of these columns and the target."""
+    parts = [EXPLAINED[column] for column in columns if column in EXPLAINED]
+    return "; ".join(parts if target is None else [*parts, f"target: accuracy {target:g}"])
 
 
 def cell_text(mean: float, std: float) -> str:

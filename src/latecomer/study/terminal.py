@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from latecomer.study.compare import SHOWN, cell_text, spread
+from latecomer.study.compare import SHOWN, cell_text, legend, spread
 from latecomer.study.experiment import Experiment
 
 LINE_EVERY_SECONDS = 2.0
@@ -198,9 +198,8 @@ def comparison_table(table: pd.DataFrame, narrow: bool) -> Table:
     """Mean ± standard deviation over seeds, a row per strategy; `narrow`: main columns only."""
     stats = spread(table)
     columns = [c for c in (NARROW if narrow else SHOWN) if f"{c}_mean" in stats]
-    target = table.attrs.get("target")
-    caption = None if target is None else f"target: accuracy {target:g}"
-    shown = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    caption = legend(columns, table.attrs.get("target"))
+    shown = Table(box=None, pad_edge=False, caption=caption or None, caption_justify="left")
     for name in ("strategy", *(SHOWN[c] for c in columns)):
         shown.add_column(name, no_wrap=True, justify="left" if name == "strategy" else "right")
     for strategy, row in stats.iterrows():

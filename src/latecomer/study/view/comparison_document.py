@@ -10,7 +10,7 @@ import pandas as pd
 
 from latecomer import __version__
 from latecomer.errors import BadInput
-from latecomer.study.compare import SHOWN, cell_text, spread
+from latecomer.study.compare import SHOWN, cell_text, legend, spread
 from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
@@ -90,15 +90,13 @@ def comparison_document(comparison: Comparison) -> Document:
 def _table(table: pd.DataFrame, target: float | None) -> Rows:
     stats = spread(table)
     columns: dict[str, list[Any]] = {"strategy": [str(label) for label in stats.index]}
-    for column in SHOWN:
-        if f"{column}_mean" in stats:
-            columns[SHOWN[column]] = [
-                cell_text(row[f"{column}_mean"], row[f"{column}_std"])
-                for _, row in stats.iterrows()
-            ]
-    about = 'Mean ± standard deviation over seeds. "-": not reached with every seed.'
-    if target is not None:
-        about += f" Target: accuracy {target:g}."
+    shown = [column for column in SHOWN if f"{column}_mean" in stats]
+    for column in shown:
+        columns[SHOWN[column]] = [
+            cell_text(row[f"{column}_mean"], row[f"{column}_std"]) for _, row in stats.iterrows()
+        ]
+    note = legend(shown, target)
+    about = f'Mean ± standard deviation over seeds; "-": not reached with every seed; {note}.'
     return Rows("summary", "Final results", about, columns)
 
 
