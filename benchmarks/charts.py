@@ -1,4 +1,4 @@
-"""Charts as SVG, for the studies in docs/: lines with their range shaded, and bars."""
+"""Line and bar charts as SVG files, for the studies in docs/."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def line_chart(
     ticks: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
     logarithmic: bool = False,
 ) -> None:
-    """One line per label; y runs from the first to the last of `ticks`."""
+    """One line per label with its range shaded; y runs from the first to the last of `ticks`."""
     longest = max((points[-1][0] for points in lines.values() if points), default=1.0) or 1.0
 
     def at(x: float, y: float) -> str:
@@ -122,7 +122,7 @@ def bar_chart(
         y, x = TOP + 14 + 20 * i, WIDTH - RIGHT + 14
         parts.append(f'<rect x="{x}" y="{y - 9}" width="18" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{x + 24}" y="{y}">{escape(label)}</text>')
-    # About 0.55 of its size is what a letter takes: names must not run into each other.
+    # A letter is about 0.55 of the font size wide; the size is chosen so that names do not overlap.
     size = min(12.0, room / (0.55 * max(map(len, places))))
     for k, place in enumerate(places):
         x = LEFT + room * (k + 0.5)
@@ -141,7 +141,7 @@ def bar_chart(
 
 
 def _round_up(value: float) -> float:
-    """The next number whose quarters are round."""
+    """The smallest number of at least `value` whose quarters are round."""
     unit = 10 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(
         unit * step for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 6, 8, 10) if unit * step >= value

@@ -1,7 +1,7 @@
-"""What it costs a run to be watched: CPU seconds alone and while its page is being looked at.
+"""CPU seconds of a run with and without a reader of its live page.
 
-The same run by turns, in processes of their own; a reader holds the stream open. CPU seconds are
-compared, which others on the machine hardly change; the page's own use is told beside.
+The same run alternates between both, each in its own process. CPU seconds depend little on other
+load of the machine; those of the web server are reported too.
 
     python benchmarks/watching.py [--rounds N]
 """
@@ -42,7 +42,7 @@ def run_once(folder: Path) -> tuple[float, float]:
 
 
 class Reader:
-    """A browser tab, as far as the server can tell."""
+    """Reads the document stream of a run, as a browser tab does."""
 
     def __init__(self, port: int, run: str) -> None:
         self.port, self.run = port, run
@@ -52,9 +52,9 @@ class Reader:
         self.thread.start()
 
     def _get(self, path: str) -> HTTPConnection:
-        asking = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        asking.request("GET", path)
-        return asking
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", path)
+        return connection
 
     def _read(self) -> None:
         while f'"{self.run}"' not in self._get("/api/runs").getresponse().read().decode():
@@ -87,7 +87,7 @@ def main() -> None:
     try:
         for k in range(options.rounds):
             row: dict[str, float] = {}
-            # By turns first and second: whatever drifts meanwhile hits both.
+            # The order alternates, so that slow changes of the machine affect both.
             for name in ("alone", "watched") if k % 2 else ("watched", "alone"):
                 run = f"{name}-{k}"
                 before = cpu_of(page.pid)

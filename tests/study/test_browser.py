@@ -1,4 +1,4 @@
-"""Reports and the live page in a real browser: drawn, legible, reachable, silent on the network."""
+"""Reports and the live page in a real browser: drawn, legible, accessible, without requests."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, address: str | Path, width: int = 1300, scheme: str = "light") -> Any:
-    """A page that must not complain, nor ask for anything from elsewhere."""
+    """A page that fails on errors and on requests to other hosts."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     complaints: list[str] = []
     page.on("console", lambda m: complaints.append(m.text) if m.type != "log" else None)
@@ -56,7 +56,7 @@ def opened(browser: Any, address: str | Path, width: int = 1300, scheme: str = "
 
 
 def draw_all(page: Any) -> int:
-    """Scroll through the page, so that every chart is drawn; tells how many there are."""
+    """Scrolls through the page, so that every chart is drawn; returns their number."""
     plots = page.query_selector_all(".plot")
     for plot in plots:
         plot.scroll_into_view_if_needed()
@@ -109,7 +109,7 @@ def test_a_log_of_everything_is_drawn(browser: Any, tmp_path: Path) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_timeline_zooms_and_turns_pages(browser: Any, report: Path) -> None:
+def test_the_timeline_has_zoom_and_paging(browser: Any, report: Path) -> None:
     with opened(browser, report) as page:
         draw_all(page)
         before = x_range(page, "timeline")
@@ -179,7 +179,7 @@ def test_a_chart_has_a_table_a_legend_and_keys(browser: Any, report: Path) -> No
             assert name in reached
 
 
-def test_a_picture_is_saved(browser: Any, report: Path) -> None:
+def test_an_image_is_saved(browser: Any, report: Path) -> None:
     with opened(browser, report) as page:
         draw_all(page)
         with page.expect_download() as saving:
@@ -214,7 +214,7 @@ def test_a_comparison_of_six_is_legible(browser: Any, six: Path, width: int) -> 
 
 
 def assert_apart(page: Any, selector: str, what: str) -> None:
-    """Labels that stand level do not run into each other."""
+    """Labels of the same height do not overlap."""
     boxes = page.eval_on_selector_all(
         selector,
         "all => all.map(t => [t.getAttribute('transform') || '', t.getBoundingClientRect()])"
@@ -259,7 +259,7 @@ def test_names_are_never_markup(browser: Any, tmp_path: Path) -> None:
 
 
 def test_colours_have_contrast() -> None:
-    """Text on its ground at least 4.5 : 1, in both themes (WCAG 2 AA)."""
+    """Contrast of text and background is at least 4.5 : 1 in both themes (WCAG 2 AA)."""
     blocks = re.findall(r":root[^{]*\{(.*?)\}", asset("page.css"), flags=re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:
@@ -283,7 +283,7 @@ def luminance(colour: str) -> float:
 
 
 def wait_until(page: Any, what: str, seconds: float = 30.0) -> None:
-    """Asked from outside: the page's own policy lets nobody evaluate a text inside."""
+    """Evaluated by the driver: the page's policy forbids `eval` inside."""
     for _ in range(int(10 * seconds)):
         if page.evaluate(what):
             return
@@ -292,7 +292,7 @@ def wait_until(page: Any, what: str, seconds: float = 30.0) -> None:
 
 
 class Gate(Silent):
-    """Lets a run go on to so many updates, and waits there."""
+    """Lets a run continue up to a number of updates and waits there."""
 
     def __init__(self) -> None:
         self.until, self.open = 120, threading.Event()

@@ -32,7 +32,7 @@ STRATEGIES, SEEDS = ["fedavg", "slow-async"], [3, 1]
 
 @pytest.fixture(scope="module")
 def tree(tiny_tree: Tree) -> Tree:
-    """fedavg as it is, and fedasync under another name with its own values."""
+    """fedavg, and fedasync under another label with its own values."""
     slow = {"strategy": {"name": "fedasync", "alpha": 0.2}, "training": {"lr": 0.05}}
     changes = {
         "strategy": {"name": "fedbuff", "size": 3},
@@ -139,7 +139,7 @@ def test_options_reach_only_the_strategy_they_name(tree: Tree) -> None:
     assert options(unnamed, "fedavg") == {}
 
 
-def test_the_seed_of_the_config_gives_way(tree: Tree) -> None:
+def test_the_given_seeds_replace_that_of_the_config(tree: Tree) -> None:
     assert [cell.config().seed for cell in cells(tree, ["fedavg"], [7, 8])] == [7, 8]
 
 
@@ -224,7 +224,7 @@ def test_cells_have_digits_that_make_sense(mean: float, std: float, text: str) -
 
 
 def test_an_interrupted_comparison_is_finished_by_resuming(tmp_path):
-    """One run is done, one was cut off, two have not begun."""
+    """One run is finished, one was interrupted, two have not started."""
     tree = {
         "fleet": {"devices": 5},
         "stop": {"updates": 40},
@@ -275,10 +275,10 @@ def eventually(check, seconds=60):
         if found := check():
             return found
         time.sleep(0.2)
-    raise AssertionError("waited in vain")
+    raise AssertionError("timed out")
 
 
-def test_a_label_that_can_be_no_strategy_is_a_slip() -> None:
+def test_a_label_that_cannot_be_a_strategy_is_refused() -> None:
     tree = {"compare": {"fedbuf": {"training": {"lr": 0.1}}}}
     with pytest.raises(BadInput, match=r"\[compare.fedbuf\].*did you mean 'fedbuff'"):
         cells(tree, ["fedbuff", "fedavg"], [1])

@@ -1,4 +1,4 @@
-"""The folder of a deployed run can be looked at: its log has lines that a simulation's has not."""
+"""Report and live page of a deployed run, whose log has events that simulations do not have."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from toy import toy_fleet, toy_server
 
 
 class Odd(ToyNode):
-    """Every other answer of its is refused."""
+    """A device of which every other update is refused."""
 
     def reply(self, honest):
         return replace(honest, fields={}) if len(self.asked) % 2 else honest
@@ -32,7 +32,7 @@ class Silent(ToyNode):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run of two lives with every kind of line that a deployment writes."""
+    """A run that was resumed once, with every kind of event of a deployment."""
     folder = tmp_path_factory.mktemp("deployed") / "run"
     nodes = {i: ToyNode(f"toy-{i}") for i in range(5)}
     nodes |= {1: Odd("toy-1"), 2: Silent("toy-2"), 7: lambda kind, payload: "it raised"}

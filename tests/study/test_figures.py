@@ -1,4 +1,4 @@
-"""Pictures for papers: every view is drawn, and the same data give the same file."""
+"""Image files: every view is drawn, and the same data give the same file."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -46,7 +46,7 @@ def test_a_log_of_everything_has_all_panels(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_matplotlib")
-def test_every_view_is_a_picture(folder: Path) -> None:
+def test_every_view_is_an_image(folder: Path) -> None:
     made = write_pictures(folder, "svg")
     assert made == folder / "figures"
     views = [(p.id, v.name) for p in document_of(folder).panels for v in p.views]

@@ -38,12 +38,12 @@ def test_equal_to_scikit_learn(both: list[tuple[int, int]]) -> None:
     assert found.accuracy_affected is None
 
 
-def test_confusion_counts_rows_of_truth() -> None:
+def test_confusion_has_rows_of_targets() -> None:
     counts = confusion(torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1]), 3)
     assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
 
 
-def test_accuracy_affected_by_hand() -> None:
+def test_late_class_accuracy_by_hand() -> None:
     truth = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2])
     predicted = torch.tensor([0, 1, 1, 1, 0, 2, 0, 0, 0])
     counts = confusion(truth, predicted, 4)

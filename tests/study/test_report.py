@@ -1,4 +1,4 @@
-"""Reports: from files alone, for what is finished and what is not, safe to open."""
+"""Reports from the files of finished and unfinished runs; they load nothing."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def page_of(folder: Path) -> str:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """The document that lies in the page."""
+    """The document embedded in the page."""
     found = re.search(r'<script type="application/json" id="document">(.*?)</script>', page, re.S)
     assert found
     return dict(json.loads(found[1]))
@@ -92,7 +92,7 @@ def test_a_report_loads_nothing_from_elsewhere(run: Path) -> None:
         assert "href=" not in tag
 
 
-def test_a_report_is_rewritten_from_files_alone(run: Path, tmp_path: Path) -> None:
+def test_a_report_is_rewritten_from_its_files(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere"
     shutil.copytree(run, copy)
     shutil.rmtree(copy / "checkpoint", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Numbers that also go elsewhere: read back with the packages they are for."""
+"""Sinks: what they write is read back with the packages that they are for."""
 
 import time
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class StopAt(Silent):
             raise InterruptedRun
 
 
-def test_a_resumed_run_goes_on_in_the_same_place(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_in_the_same_files(tiny: MakeConfig, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason='needs the extra "mlflow"')
     from mlflow import MlflowClient
 
@@ -90,7 +90,7 @@ def test_an_unknown_sink_is_named(tiny: MakeConfig, name: object) -> None:
 
 
 class Broken:
-    """Takes one row and then nothing."""
+    """Accepts one row and then raises."""
 
     def __init__(self, folder: Path, config: str, tree: Any, updates: int) -> None:
         self.rows = 0
@@ -116,7 +116,7 @@ def test_a_sink_that_fails_does_not_end_the_run(start: Start, monkeypatch: Any) 
     assert folder.joinpath("summary.json").is_file()
 
 
-def test_one_that_cannot_be_opened_is_left_out(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_sink_that_cannot_be_opened_is_dropped(tmp_path: Path, monkeypatch: Any) -> None:
     def fails(*_: object) -> Any:
         raise RuntimeError("no")
 

@@ -1,4 +1,4 @@
-"""The live page: who may ask, what is answered, and runs that are paused and stopped."""
+"""The live page: access control, responses, and runs that are paused and stopped."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SECRET = "not for the page"
 
 @pytest.fixture(scope="module")
 def runs(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs, and things beside them that are none of the page's business."""
+    """A folder with two runs, and other files that the page must not serve."""
     root = tmp_path_factory.mktemp("watched") / "runs"
     shutil.copytree(start("evaluate.every=10")[0], root / "a")
     shutil.copytree(root / "a", root / "group" / "b")
@@ -43,7 +43,7 @@ def runs(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Client:
-    """Asks a real server, with paths exactly as they are given."""
+    """Sends requests to a real server, with unmodified paths."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port, self.host = port, host
@@ -89,7 +89,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_runs_are_found_and_links_lead_nowhere(runs: Path) -> None:
+def test_runs_are_found_and_links_are_not_followed(runs: Path) -> None:
     assert set(runs_in(runs)) == {"a", "group/b"}
     assert set(runs_in(runs / "a")) == {"a"}
 
@@ -127,21 +127,21 @@ def test_the_page_and_its_files(client: Client) -> None:
         "/docs",
     ],
 )
-def test_nothing_else_is_given_out(client: Client, path: str) -> None:
+def test_nothing_else_is_served(client: Client, path: str) -> None:
     status, headers, text = client("GET", path)
     assert status == 404
     assert SECRET not in text
     assert "default-src 'none'" in headers["content-security-policy"]
 
 
-def test_a_stream_of_names_that_are_no_runs_follows_nothing(runs: Path) -> None:
+def test_a_stream_of_unknown_names_follows_nothing(runs: Path) -> None:
     gatherer = Gatherer(runs)
     for name in ("../outside", "..", "/etc", "a/../a", "sly", "link", ""):
         assert gatherer.folder(name) is None
         assert gatherer.document(name) == (0, "")
 
 
-def test_only_loopback_names_are_answered(client: Client) -> None:
+def test_only_loopback_names_are_allowed(client: Client) -> None:
     for host, status in (
         ("localhost:8787", 200),
         ("[::1]:8787", 200),
@@ -153,7 +153,7 @@ def test_only_loopback_names_are_answered(client: Client) -> None:
     assert not is_loopback("0.0.0.0")
 
 
-def test_other_sites_cannot_ask_for_changes(client: Client) -> None:
+def test_other_sites_cannot_control_runs(client: Client) -> None:
     body, ours = json.dumps({"run": "a", "action": "stop"}), {"x-latecomer": "1"}
     assert client("POST", "/api/act", None, body)[0] == 403
     assert client("POST", "/api/act", {**ours, "origin": "http://evil.example"}, body)[0] == 403
@@ -182,7 +182,7 @@ def test_beyond_loopback_a_token_is_needed(runs: Path) -> None:
         assert client("GET", "/api/runs", {"cookie": "latecomer_token=x"})[0] == 403
 
 
-def test_documents_are_streamed_and_nobody_is_followed_in_vain(runs: Path) -> None:
+def test_documents_are_streamed_while_there_are_viewers(runs: Path) -> None:
     pytest.importorskip("fastapi")
     from latecomer.study.watch.app import events
 
@@ -262,7 +262,7 @@ def test_a_run_is_paused_continued_and_gives_the_same_model(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_is_stopped_and_one_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_run_is_stopped_and_a_failed_one_has_a_reason(tmp_path: Path) -> None:
     config = tmp_path / "long.toml"
     config.write_text('[stop]\nupdates=1000000\n[engine]\nkernel="plain"\n')
     starter = Starter()
