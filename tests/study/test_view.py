@@ -260,8 +260,8 @@ def test_compensation_errors_and_switch_off() -> None:
     history = history_of(
         line(1, "compensation", **compensated, gamma=1.0, seconds=0.5),
         line(2, "compensation", **compensated, gamma=0.0, seconds=0.25),
-        line(3, "judgement", **validated, error_estimate=0.1, error_stale=0.4),
-        line(4, "judgement", **validated, error_estimate=None, error_stale=0.4),
+        line(3, "validation", **validated, error_estimate=0.1, error_stale=0.4),
+        line(4, "validation", **validated, error_estimate=None, error_stale=0.4),
         line(5, "switch", lineage="main", version=7, error_estimate=0.5, error_stale=0.4),
     )
     panel = compensation(history, SECONDS)

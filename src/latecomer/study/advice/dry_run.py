@@ -9,14 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from latecomer.core.messages import Task, Update
-from latecomer.core.outcomes import Logged
+from latecomer.core.outcomes import Accepted, Dispatched, Dropped, Logged
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.device.client import Rebases
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import Fleet
 from latecomer.study.experiment import Experiment
-from latecomer.study.view.history import End, History
 
 MAX_UPDATES = 20_000  # enough for stable statistics within a few seconds
 ONE_FLOAT = 4  # bytes of the model in the dry run
@@ -31,21 +30,6 @@ class Arrivals:
     arrived: NDArray[np.float64]
     lost: int  # tasks
     seconds: float  # of the whole run
-
-    @classmethod
-    def of(cls, history: History) -> "Arrivals":
-        tasks = history.tasks
-        end, ended = np.array(tasks.end), np.array(tasks.ended)
-        accepted = end == End.ARRIVED
-        order = np.argsort(ended[accepted], kind="stable")
-        device, sent = np.array(tasks.device, dtype=np.int64), np.array(tasks.sent)
-        return cls(
-            device[accepted][order],
-            sent[accepted][order],
-            ended[accepted][order],
-            int((end == End.LOST).sum()),
-            history.now,
-        )
 
     def meanwhile(self) -> NDArray[np.float64]:
         """Number of other updates that arrived between dispatch and arrival of each update."""
@@ -80,10 +64,21 @@ class NoTraining:
 
 def dry_run(experiment: Experiment, max_updates: int = MAX_UPDATES) -> Arrivals:
     """Arrivals up to the run's bound or `max_updates`, if each device is redispatched at once."""
-    strategy, history = Strategy(name="dry-run"), History()
+    strategy = Strategy(name="dry-run")
+    open_tasks: dict[int, float] = {}  # task -> time sent
+    arrivals: list[tuple[int, float, float]] = []  # device, time sent, time of arrival
+    lost, now = 0, 0.0
 
-    def take(time: float, note: Logged) -> None:
-        history.take({"time": time, "event": note.kind, **note.fields})
+    def take(time: float, outcome: Logged) -> None:
+        nonlocal lost, now
+        now = time
+        match outcome:
+            case Dispatched(task=task):
+                open_tasks[task] = time
+            case Accepted(device=device, task=task):
+                arrivals.append((device, open_tasks.pop(task), time))
+            case Dropped(task=task):
+                lost += open_tasks.pop(task, None) is not None
 
     loads = loads_of(experiment)
     engine = VirtualEngine(
@@ -96,8 +91,11 @@ def dry_run(experiment: Experiment, max_updates: int = MAX_UPDATES) -> Arrivals:
     bounds = experiment.bounds(strategy)
     updates = min(bounds.updates or max_updates, max_updates)
     # The second bound counts lost tasks too: if all are lost, no update ever arrives.
-    engine.run(Bounds(updates, 0, bounds.virtual_seconds), lambda: len(history.tasks) < max_updates)
-    return Arrivals.of(history)
+    engine.run(
+        Bounds(updates, 0, bounds.virtual_seconds), lambda: len(arrivals) + lost < max_updates
+    )
+    columns = np.array(arrivals, dtype=float).reshape(-1, 3).T
+    return Arrivals(columns[0].astype(np.int64), columns[1], columns[2], lost, now)
 
 
 @dataclass(frozen=True)

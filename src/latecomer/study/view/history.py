@@ -206,7 +206,8 @@ HANDLERS = {
     "refusal": History._refusal,
     "drop": History._drop,
     "compensation": History._compensation,
-    "judgement": History._validation,
+    "validation": History._validation,
+    "judgement": History._validation,  # its name in older logs
     "switch": History._switch,
     "retire": History._retire,
     "level": History._level,
