@@ -14,7 +14,7 @@ from latecomer.study.report import document_of, write_report
 from latecomer.study.results import load
 from latecomer.study.view.history import read_history
 from latecomer.study.watch.folders import is_run, runs_in
-from latecomer.study.watch.gathering import Followed
+from latecomer.study.watch.run_documents import FollowedRun
 from toy import toy_fleet, toy_server
 
 
@@ -88,7 +88,7 @@ def test_with_evaluations_of_the_server_there_are_curves(folder, time):
 def test_the_live_page_finds_and_follows_it(folder):
     assert is_run(folder)
     assert list(runs_in(folder.parent)) == ["run"]
-    followed = Followed("run", folder)
+    followed = FollowedRun("run", folder)
     followed.refresh()
     assert "waiting" not in json.loads(followed.document)
     assert followed.state() in ("running", "unfinished")

@@ -15,11 +15,11 @@ import pytest
 
 from latecomer.errors import BadInput
 from latecomer.study.results import read_json
+from latecomer.study.watch.access import is_loopback
 from latecomer.study.watch.command import watch
 from latecomer.study.watch.folders import runs_in
-from latecomer.study.watch.gathering import Followed, Gatherer
-from latecomer.study.watch.guarding import is_loopback
-from latecomer.study.watch.starting import Starter
+from latecomer.study.watch.run_documents import FollowedRun, RunDocuments
+from latecomer.study.watch.run_processes import RunProcesses
 
 Start = Callable[..., tuple[Path, dict[str, Any]]]
 SECRET = "not for the page"
@@ -82,7 +82,7 @@ def client(runs: Path) -> Iterator[Client]:
         yield client
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
@@ -135,10 +135,10 @@ def test_nothing_else_is_served(client: Client, path: str) -> None:
 
 
 def test_a_stream_of_unknown_names_follows_nothing(runs: Path) -> None:
-    gatherer = Gatherer(runs)
+    documents = RunDocuments(runs)
     for name in ("../outside", "..", "/etc", "a/../a", "sly", "link", ""):
-        assert gatherer.folder(name) is None
-        assert gatherer.document(name) == (0, "")
+        assert documents.folder(name) is None
+        assert documents.document(name) == (0, "")
 
 
 def test_only_loopback_names_are_allowed(client: Client) -> None:
@@ -186,32 +186,32 @@ def test_documents_are_streamed_while_there_are_viewers(runs: Path) -> None:
     pytest.importorskip("fastapi")
     from latecomer.study.watch.app import events
 
-    gatherer = Gatherer(runs)
-    gatherer.start()
+    documents = RunDocuments(runs)
+    documents.start()
 
     async def first_two() -> list[str]:
-        stream = events(gatherer, Starter(), ["a"], lambda: False)
+        stream = events(documents, RunProcesses(), ["a"], lambda: False)
         found = [await anext(stream), await anext(stream)]
         await stream.aclose()  # type: ignore[attr-defined]
         return found
 
     listed, document = asyncio.run(asyncio.wait_for(first_two(), 20))
-    gatherer.stop()
+    documents.stop()
     assert listed.startswith("event: runs\n")
     data = json.loads(document.split("data: ", 1)[1])
     assert data["name"] == "a"
     assert data["document"]["title"] == "fedasync on digits"
-    assert +gatherer.viewers == {}
+    assert +documents.viewers == {}
 
 
 def test_a_growing_run_is_followed(runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("latecomer.study.watch.gathering.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("latecomer.study.watch.gathering.DUTY", 1e9)
+    monkeypatch.setattr("latecomer.study.watch.run_documents.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("latecomer.study.watch.run_documents.DUTY", 1e9)
     folder = tmp_path / "grows"
     folder.mkdir()
     for name in ("config.toml", "fleet.json"):
         shutil.copy(runs / "a" / name, folder / name)
-    run = Followed("grows", folder)
+    run = FollowedRun("grows", folder)
     run.refresh()
     assert "waiting" in json.loads(run.document)
     events = (runs / "a" / "events.jsonl").read_bytes().splitlines(keepends=True)
@@ -242,21 +242,21 @@ def test_a_run_is_paused_continued_and_gives_the_same_model(tmp_path: Path) -> N
         "[fleet]\ndevices=10\n[model]\nhidden=[8]\n[stop]\nupdates=4000\n[evaluate]\nevery=5\n"
         '[engine]\nkernel="plain"\n'
     )
-    starter, one, two = Starter(), tmp_path / "one", tmp_path / "two"
-    starter.start(config, one, [])
+    processes, one, two = RunProcesses(), tmp_path / "one", tmp_path / "two"
+    processes.start(config, one, [])
     wait_for(
         lambda: (
             (one / "metrics.csv").is_file() and one.joinpath("metrics.csv").stat().st_size > 2000
         )
     )
-    assert starter.state(one) == "running"
-    assert starter.pause(one)
-    wait_for(lambda: starter.state(one) == "paused")
+    assert processes.state(one) == "running"
+    assert processes.pause(one)
+    wait_for(lambda: processes.state(one) == "paused")
     assert not (one / "summary.json").exists()
-    assert starter.resume(one)
-    wait_for(lambda: starter.state(one) is None)
-    starter.start(config, two, [])
-    wait_for(lambda: starter.state(two) is None)
+    assert processes.resume(one)
+    wait_for(lambda: processes.state(one) is None)
+    processes.start(config, two, [])
+    wait_for(lambda: processes.state(two) is None)
     hashes = {read_json(folder / "summary.json")["model_hash"] for folder in (one, two)}
     assert len(hashes) == 1
 
@@ -265,16 +265,16 @@ def test_a_run_is_paused_continued_and_gives_the_same_model(tmp_path: Path) -> N
 def test_a_run_is_stopped_and_a_failed_one_has_a_reason(tmp_path: Path) -> None:
     config = tmp_path / "long.toml"
     config.write_text('[stop]\nupdates=1000000\n[engine]\nkernel="plain"\n')
-    starter = Starter()
-    starter.start(config, tmp_path / "long", [])
-    starter.start(config, tmp_path / "bad", ["training.lr=-1"])
+    processes = RunProcesses()
+    processes.start(config, tmp_path / "long", [])
+    processes.start(config, tmp_path / "bad", ["training.lr=-1"])
     wait_for(lambda: (tmp_path / "long" / "metrics.csv").is_file())
-    assert starter.stop(tmp_path / "long")
-    wait_for(lambda: starter.state(tmp_path / "long") == "stopped")
-    assert not starter.resume(tmp_path / "long")
-    wait_for(lambda: starter.state(tmp_path / "bad") == "failed")
-    wait_for(lambda: "training.lr" in starter.reason(tmp_path / "bad"))
-    assert starter.stop_all() == []
+    assert processes.stop(tmp_path / "long")
+    wait_for(lambda: processes.state(tmp_path / "long") == "stopped")
+    assert not processes.resume(tmp_path / "long")
+    wait_for(lambda: processes.state(tmp_path / "bad") == "failed")
+    wait_for(lambda: "training.lr" in processes.reason(tmp_path / "bad"))
+    assert processes.stop_all() == []
 
 
 def test_bad_usage_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

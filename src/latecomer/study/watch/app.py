@@ -15,9 +15,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from latecomer.errors import BadInput
 from latecomer.study.view.page import SCRIPTS, asset
-from latecomer.study.watch.gathering import Gatherer
-from latecomer.study.watch.guarding import App, Guard, is_loopback, new_token
-from latecomer.study.watch.starting import Starter
+from latecomer.study.watch.access import AccessControl, App, is_loopback, new_token
+from latecomer.study.watch.run_documents import RunDocuments
+from latecomer.study.watch.run_processes import RunProcesses
 
 POLL_SECONDS = 0.5
 PING_SECONDS = 15.0
@@ -27,19 +27,19 @@ MAX_STREAMED_RUNS = 8
 
 def live_app(
     root: Path,
-    starter: Starter | None = None,
+    processes: RunProcesses | None = None,
     token: str | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> App:
     """The live page of all runs in `root`; streams end when `ended()` is true."""
-    starter = starter or Starter()
-    gatherer = Gatherer(root, starter.state)
+    processes = processes or RunProcesses()
+    documents = RunDocuments(root, processes.state)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gatherer.start()
+        documents.start()
         yield
-        gatherer.stop()
+        documents.stop()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -52,21 +52,21 @@ def live_app(
         return Response(asset(name), media_type=ASSETS[name])
 
     def runs() -> Response:
-        return JSONResponse(_listed(gatherer, starter))
+        return JSONResponse(_listed(documents, processes))
 
     async def stream(run: list[str] = Query(default=[])) -> Response:  # noqa: B008
-        known = [name for name in run if gatherer.folder(name)][:MAX_STREAMED_RUNS]
+        known = [name for name in run if documents.folder(name)][:MAX_STREAMED_RUNS]
         return StreamingResponse(
-            events(gatherer, starter, known, ended), media_type="text/event-stream"
+            events(documents, processes, known, ended), media_type="text/event-stream"
         )
 
     async def act(request: Request) -> Response:
         try:
             body = json.loads(await request.body())
-            folder, action = gatherer.folder(str(body["run"])), str(body["action"])
+            folder, action = documents.folder(str(body["run"])), str(body["action"])
         except (ValueError, KeyError, TypeError):
             return JSONResponse({"done": False}, status_code=400)
-        actions = {"pause": starter.pause, "continue": starter.resume, "stop": starter.stop}
+        actions = {"pause": processes.pause, "continue": processes.resume, "stop": processes.stop}
         if folder is None or action not in actions:
             return JSONResponse({"done": False}, status_code=404)
         return JSONResponse({"done": actions[action](folder)})
@@ -76,23 +76,26 @@ def live_app(
     app.add_api_route("/api/runs", runs, response_model=None)
     app.add_api_route("/api/stream", stream, response_model=None)
     app.add_api_route("/api/act", act, methods=["POST"], response_model=None)
-    return Guard(app, token)
+    return AccessControl(app, token)
 
 
 async def events(
-    gatherer: Gatherer, starter: Starter, names: Sequence[str], ended: Callable[[], bool]
+    documents: RunDocuments,
+    processes: RunProcesses,
+    names: Sequence[str],
+    ended: Callable[[], bool],
 ) -> AsyncIterator[str]:
     """Server-sent events: the list of runs when it changes, each new document of `names`."""
-    gatherer.add_viewers(names)
+    documents.add_viewers(names)
     try:
         last_listed, seen, silent = "", dict.fromkeys(names, 0), 0.0
         while not ended():
-            listed = json.dumps(await asyncio.to_thread(_listed, gatherer, starter))
+            listed = json.dumps(await asyncio.to_thread(_listed, documents, processes))
             if listed != last_listed:
                 last_listed = listed
                 yield f"event: runs\ndata: {listed}\n\n"
             for name in names:
-                version, document = gatherer.document(name)
+                version, document = documents.document(name)
                 if version > seen[name]:
                     seen[name], silent = version, 0.0
                     named = f'{{"name":{json.dumps(name)},"document":{document}}}'
@@ -103,19 +106,19 @@ async def events(
                 yield ": ping\n\n"
             await asyncio.sleep(POLL_SECONDS)
     finally:
-        gatherer.add_viewers(names, -1)
+        documents.add_viewers(names, -1)
 
 
-def _listed(gatherer: Gatherer, starter: Starter) -> list[dict[str, Any]]:
+def _listed(documents: RunDocuments, processes: RunProcesses) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for run in gatherer.states():
-        folder = gatherer.folder(run["name"])
-        state = starter.state(folder) if folder else None
+    for run in documents.states():
+        folder = documents.folder(run["name"])
+        state = processes.state(folder) if folder else None
         actions = {
             "running": ["pause", "stop"],
             "paused": ["continue", "stop"],
         }.get(state or "", [])
-        reason = starter.reason(folder) if folder and state == "failed" else ""
+        reason = processes.reason(folder) if folder and state == "failed" else ""
         found.append({**run, "actions": actions, "reason": reason})
     return found
 
@@ -154,7 +157,7 @@ def listening(host: str, port: int | None) -> socket.socket:
 
 
 def serve(
-    root: Path, starter: Starter, host: str, port: int | None
+    root: Path, processes: RunProcesses, host: str, port: int | None
 ) -> tuple[Callable[[], None], str]:
     """A function that runs the server, and the address to open in a browser."""
     token = None if is_loopback(host) else new_token()
@@ -163,7 +166,7 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{number}/" + (f"?token={token}" if token else "")
     server: uvicorn.Server
-    app = live_app(root, starter, token, ended=lambda: server.should_exit)
+    app = live_app(root, processes, token, ended=lambda: server.should_exit)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
     server = uvicorn.Server(config)
 

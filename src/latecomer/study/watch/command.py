@@ -7,7 +7,7 @@ from pathlib import Path
 from latecomer.errors import BadInput
 from latecomer.study.config import load_config
 from latecomer.study.watch.folders import is_run
-from latecomer.study.watch.starting import Starter
+from latecomer.study.watch.run_processes import RunProcesses
 
 
 def watch(
@@ -34,17 +34,17 @@ def watch(
         _make(folder)
     from latecomer.study.watch.app import serve
 
-    starter = Starter()
-    run, address = serve(folder, starter, host, port)
+    processes = RunProcesses()
+    run, address = serve(folder, processes, host, port)
     for config in configs:
-        starter.start(config.resolve(), _free(folder.resolve(), config.stem), settings)
+        processes.start(config.resolve(), _free(folder.resolve(), config.stem), settings)
     echo(f"watching {folder}: {address}")
     try:
         run()
     except KeyboardInterrupt:
         pass
     finally:
-        for stopped in starter.stop_all():
+        for stopped in processes.stop_all():
             echo(f"stopped; resume with `latecomer run --resume {stopped}`")
 
 

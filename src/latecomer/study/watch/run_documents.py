@@ -23,7 +23,7 @@ SILENT_SECONDS = 60.0  # without a written file, after which an unfinished run i
 SCAN_SECONDS = 2.0
 
 
-class Followed:
+class FollowedRun:
     """One run: its log as far as it was read, and its last document as JSON."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Followed:
         return [self.folder / name for name in names]
 
 
-class Gatherer:
+class RunDocuments:
     """Lists the runs of a folder and keeps the documents of those with viewers up to date."""
 
     def __init__(
@@ -84,13 +84,13 @@ class Gatherer:
         """`state_of(folder)`: the state of a run, or None to determine it from its files."""
         self.root = root
         self._state_of = state_of
-        self._runs: dict[str, Followed] = {}
+        self._runs: dict[str, FollowedRun] = {}
         self.viewers: Counter[str] = Counter()  # run -> streams that show it
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._scanned = float("-inf")
         self.scan()
-        self._thread = threading.Thread(target=self._work, name="gatherer", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="run documents", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -107,7 +107,7 @@ class Gatherer:
         with self._lock:
             for name, folder in found.items():
                 if name not in self._runs:
-                    self._runs[name] = Followed(name, folder)
+                    self._runs[name] = FollowedRun(name, folder)
             for name in set(self._runs) - set(found):
                 del self._runs[name]
 

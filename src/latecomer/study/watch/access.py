@@ -43,7 +43,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-class Guard:
+class AccessControl:
     """Middleware that refuses requests (403) and adds the security headers to every response.
 
     Without a token, only requests to loopback host names are allowed, against DNS rebinding.

@@ -16,7 +16,7 @@ STOP_SECONDS = 60.0  # from SIGTERM to kill
 
 
 @dataclass
-class Started:
+class RunProcess:
     """One child process and its last lines on stderr."""
 
     folder: Path
@@ -25,11 +25,11 @@ class Started:
     stderr: list[str] = field(default_factory=list)
 
 
-class Starter:
+class RunProcesses:
     """Starts runs as child processes and ends them with a checkpoint."""
 
     def __init__(self) -> None:
-        self._runs: dict[Path, Started] = {}
+        self._runs: dict[Path, RunProcess] = {}
         self._lock = threading.Lock()
 
     def start(self, config: Path, folder: Path, settings: Sequence[str]) -> None:
@@ -102,13 +102,13 @@ class Starter:
             # Ctrl-C in the terminal goes to the server only, which then stops its runs.
             start_new_session=True,
         )
-        run = Started(folder, process)
+        run = RunProcess(folder, process)
         with self._lock:
             self._runs[folder] = run
         threading.Thread(target=_read_stderr, args=(run,), daemon=True).start()
 
 
-def _read_stderr(run: Started) -> None:
+def _read_stderr(run: RunProcess) -> None:
     if run.process.stderr is None:
         return
     with run.process.stderr as lines:
