@@ -14,20 +14,19 @@ from latecomer.core.messages import (
     Failed,
     Joined,
     Left,
-    Note,
     Send,
     Task,
     TrainSpec,
     Update,
 )
+from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.parts.cluster_distance import ClusterDistances
-from latecomer.strategies.parts.cluster_state import ClusterState
+from latecomer.strategies.parts.cluster_state import ClusterState, MemberState
 from latecomer.strategies.parts.clustering import SEED_UPLOADS, STUCK_AFTER, Clustering
 from toy import SIZE, toy_server
 
-TWO = {"soft_0": 0.5, "soft_1": 0.5}  # of two classes, so that the loss of chance is log 2
-
+TWO = {"soft_0": 0.5, "soft_1": 0.5}  # two classes, so that the loss of chance is log 2
 MERGED = {"lineage": "cluster-1", "into": MAIN}
 
 
@@ -35,22 +34,22 @@ def full(value):
     return torch.full((SIZE,), float(value))
 
 
-class Party:
-    """Devices that answer when they are told to, with a model of which all values are the same."""
+class Devices:
+    """Devices of an echopfl server; each answers with a model whose values are all the same."""
 
     def __init__(self, devices, **options):
         self.server = toy_server("echopfl", {"broadcast": "never", "ask": 0, **options})
         self.server.checks.norm_ratio = 0
-        self.branches = self.server.strategy.route
-        self.tasks, self.notes = {}, []
-        self.hear(*(Joined(device) for device in range(devices)))
+        self.clustering = self.server.strategy.route
+        self.tasks, self.log = {}, []
+        self.handle(*(Joined(device) for device in range(devices)))
 
-    def hear(self, *events):
+    def handle(self, *events):
         for command in self.server.handle(*events):
             if isinstance(command, Send):
                 self.tasks[command.task.device] = command.task
-            elif isinstance(command, Note):
-                self.notes.append((command.kind, command.fields))
+            elif isinstance(command, Outcome | Note):
+                self.log.append((command.kind, command.fields))
 
     def answer(self, device, at, error=None, choice=0, task=None, **metrics):
         task = task or self.tasks[device]
@@ -58,70 +57,85 @@ class Party:
             metrics["error"] = error
         model = full(at) if isinstance(at, float | int) else torch.tensor(at)
         delta = model - task.chosen(choice).params
-        self.hear(Arrived(device, Update(task.id, delta, 5, metrics, choice=choice)))
+        self.handle(Arrived(device, Update(task.id, delta, 5, metrics, choice=choice)))
 
     def round(self, errors, at=0.0):
-        """Everybody answers once, in order; `errors` is theirs."""
+        """These devices answer once, in order, with these errors."""
         for device, error in errors.items():
-            home = self.server.lineage_of(device)
-            self.answer(device, at if home == MAIN else self.at(home), error)
+            lineage = self.lineage_of(device)
+            self.answer(device, at if lineage == MAIN else self.at(lineage), error)
 
     def at(self, lineage=MAIN):
-        """Where all values of a head are."""
+        """The value of all parameters of a head."""
         head = self.server.store.head_params(lineage)
         assert torch.equal(head, full(head[0]))
         return head[0].item()
 
-    def home(self, device):
+    def lineage_of(self, device):
         return self.server.lineage_of(device)
 
     def offered(self, device):
         return [offer.lineage for offer in self.tasks[device].offers]
 
     def lines(self, kind):
-        return [fields for k, fields in self.notes if k == kind]
+        return [fields for k, fields in self.log if k == kind]
 
-    def dies(self, device):
-        self.hear(Failed(self.tasks[device].id, "lost"))
+    def fails(self, device):
+        self.handle(Failed(self.tasks[device].id, "lost"))
 
-    def comes_back(self, device):
-        self.hear(Joined(device))
+    def rejoins(self, device):
+        self.handle(Joined(device))
+
+    def seeds(self):
+        """Device -> the cluster that its next upload starts."""
+        return self.clustering.state()["seeds"]
+
+    def clusters(self):
+        return self.clustering.state()["clusters"]
+
+    def merging(self):
+        """The two clusters that are to be merged."""
+        return self.clustering.state()["merging"]
+
+    def losses(self, device):
+        """The losses that the device has reported, by lineage."""
+        return self.clustering.state()["members"][device].losses
 
 
 # Seeding and assignment
 
 
-def test_the_first_uploads_are_the_centres_as_they_are():
-    party = Party(3)
-    party.answer(0, 1.0)
-    assert party.at(MAIN) == 1.0
-    party.answer(1, 5.0)
-    assert party.at("cluster-1") == 5.0
-    assert party.at(MAIN) == 1.0
-    assert [party.lineage_of(device) for device in range(2)] == [MAIN, "cluster-1"]
-    assert [line["weight"] for line in party.lines("arrival")] == [1.0, 1.0]
-    assert party.lines("split") == [{"lineage": MAIN, "into": "cluster-1", "devices": [1]}]
+def test_the_first_uploads_become_the_cluster_models():
+    fleet = Devices(3)
+    fleet.answer(0, 1.0)
+    assert fleet.at(MAIN) == 1.0
+    fleet.answer(1, 5.0)
+    assert fleet.at("cluster-1") == 5.0
+    assert fleet.at(MAIN) == 1.0
+    assert [fleet.lineage_of(device) for device in range(2)] == [MAIN, "cluster-1"]
+    assert [line["weight"] for line in fleet.lines("arrival")] == [1.0, 1.0]
+    assert fleet.lines("split") == [{"lineage": MAIN, "into": "cluster-1", "devices": [1]}]
 
 
-def test_later_uploads_are_mixed_into_the_nearest_centre():
-    """From 0 to 2: six coordinates, 6 from the centre at 1 and 18 from the one at 5."""
-    party = Party(3)
-    party.answer(0, 1.0)
-    party.answer(1, 5.0)
-    party.answer(2, 2.0)
-    assert party.lineage_of(2) == MAIN
+def test_later_uploads_are_mixed_into_the_nearest_model():
+    """Six coordinates at 2: L1 distance 6 to the model at 1, and 18 to the one at 5."""
+    fleet = Devices(3)
+    fleet.answer(0, 1.0)
+    fleet.answer(1, 5.0)
+    fleet.answer(2, 2.0)
+    assert fleet.lineage_of(2) == MAIN
     weight = 0.6 / math.sqrt(2)  # one commit on the main lineage since it was sent its model
-    assert party.lines("arrival")[-1]["staleness"] == 1
-    assert party.at(MAIN) == pytest.approx(1.0 + weight * (2.0 - 1.0))
-    assert party.at("cluster-1") == 5.0
+    assert fleet.lines("arrival")[-1]["staleness"] == 1
+    assert fleet.at(MAIN) == pytest.approx(1.0 + weight * (2.0 - 1.0))
+    assert fleet.at("cluster-1") == 5.0
 
 
 def test_three_seeds():
-    party = Party(4, clusters=3)
+    fleet = Devices(4, clusters=3)
     for device, at in enumerate((0.0, 4.0, 9.0)):
-        party.answer(device, at)
-    party.answer(3, 8.0)
-    assert [party.lineage_of(device) for device in range(4)] == [
+        fleet.answer(device, at)
+    fleet.answer(3, 8.0)
+    assert [fleet.lineage_of(device) for device in range(4)] == [
         MAIN,
         "cluster-1",
         "cluster-2",
@@ -130,9 +144,9 @@ def test_three_seeds():
 
 
 def test_one_cluster_is_not_seeded_but_mixed_from_the_start():
-    party = Party(2, clusters=1)
-    party.answer(0, 1.0)
-    assert party.at(MAIN) == pytest.approx(0.6)
+    fleet = Devices(2, clusters=1)
+    fleet.answer(0, 1.0)
+    assert fleet.at(MAIN) == pytest.approx(0.6)
 
 
 def contribution(index, model):
@@ -144,476 +158,477 @@ def contribution(index, model):
 
 
 def test_distances_count_the_covered_coordinates_alone():
-    party = Party(2)
-    party.answer(0, [1.0, 9.0, 9.0, 2.0, 9.0, 9.0])
-    party.answer(1, [5.0, 0.0, 0.0, 6.0, 0.0, 0.0])
+    fleet = Devices(2)
+    fleet.answer(0, [1.0, 9.0, 9.0, 2.0, 9.0, 9.0])
+    fleet.answer(1, [5.0, 0.0, 0.0, 6.0, 0.0, 0.0])
     part = contribution([0, 3], [2.0, 3.5])
-    found = party.branches.distances(part, party.server)
+    found = fleet.clustering.distances(part, fleet.server)
     assert found == {MAIN: 1.0 + 1.5, "cluster-1": 3.0 + 2.5}
     whole = contribution(None, [2.0, 0.0, 0.0, 3.5, 0.0, 0.0])
-    found = party.branches.distances(whole, party.server)
+    found = fleet.clustering.distances(whole, fleet.server)
     assert found == {MAIN: 2.5 + 4 * 9.0, "cluster-1": 5.5}
 
 
-def test_a_device_with_a_sub_model_joins_by_what_it_covers():
-    party = Party(2)
-    party.answer(0, [1.0, 9.0, 9.0, 2.0, 9.0, 9.0])
-    party.answer(1, [5.0, 0.0, 0.0, 6.0, 0.0, 0.0])
-    party.hear(Joined(2, Submodel("some", torch.tensor([0, 3]))))
-    party.answer(2, [2.0, 3.5])
-    assert party.lineage_of(2) == MAIN
+def test_a_sub_model_is_assigned_by_the_coordinates_it_covers():
+    fleet = Devices(2)
+    fleet.answer(0, [1.0, 9.0, 9.0, 2.0, 9.0, 9.0])
+    fleet.answer(1, [5.0, 0.0, 0.0, 6.0, 0.0, 0.0])
+    fleet.handle(Joined(2, Submodel("some", torch.tensor([0, 3]))))
+    fleet.answer(2, [2.0, 3.5])
+    assert fleet.lineage_of(2) == MAIN
 
 
-# Centres at 1 and 5; the margin is 0.8.
+# Cluster models at 1 and 5; the margin is 0.8.
 @pytest.mark.parametrize(
     ("at", "goes"),
     [(3.1, MAIN), (3.3, "cluster-1")],  # 1.9 > 0.8 * 2.1, and 1.7 < 0.8 * 2.3
 )
-def test_a_device_leaves_only_for_a_clearly_nearer_centre(at, goes):
-    party = Party(3)
-    party.answer(0, 1.0)
-    party.answer(1, 5.0)
-    party.answer(0, at)
-    assert party.lineage_of(0) == goes
+def test_a_device_leaves_only_for_a_clearly_nearer_model(at, goes):
+    fleet = Devices(3)
+    fleet.answer(0, 1.0)
+    fleet.answer(1, 5.0)
+    fleet.answer(0, at)
+    assert fleet.lineage_of(0) == goes
 
 
 def test_the_first_upload_of_a_device_needs_no_margin():
-    party = Party(3)
-    party.answer(0, 1.0)
-    party.answer(1, 5.0)
-    party.answer(2, 3.1)
-    assert party.lineage_of(2) == "cluster-1"
+    fleet = Devices(3)
+    fleet.answer(0, 1.0)
+    fleet.answer(1, 5.0)
+    fleet.answer(2, 3.1)
+    assert fleet.lineage_of(2) == "cluster-1"
 
 
-def test_staleness_of_one_who_moves_is_counted_where_it_goes():
-    party = Party(4)
-    party.answer(0, 1.0)  # version 1
-    party.answer(1, 5.0)  # version 2, cluster-1
-    party.answer(2, 5.0)  # version 3, cluster-1
-    party.answer(0, 5.0)  # was sent version 1; cluster-1 has had two commits since
-    assert party.lines("arrival")[-1]["lineage"] == "cluster-1"
-    assert party.lines("arrival")[-1]["staleness"] == 2
+def test_staleness_of_a_device_that_moves_is_counted_on_its_new_lineage():
+    fleet = Devices(4)
+    fleet.answer(0, 1.0)  # version 1
+    fleet.answer(1, 5.0)  # version 2, cluster-1
+    fleet.answer(2, 5.0)  # version 3, cluster-1
+    fleet.answer(0, 5.0)  # was sent version 1; cluster-1 has had two commits since
+    assert fleet.lines("arrival")[-1]["lineage"] == "cluster-1"
+    assert fleet.lines("arrival")[-1]["staleness"] == 2
 
 
-def test_one_who_joins_late_begins_with_the_main_model_and_goes_where_it_belongs():
-    party = Party(2)
-    party.answer(0, 1.0)
-    party.answer(1, 5.0)
-    party.hear(Joined(7))
-    assert (party.tasks[7].lineage, party.tasks[7].version) == (MAIN, 1)
-    party.answer(7, 4.0)
-    assert party.lineage_of(7) == "cluster-1"
+def test_a_device_that_joins_late_starts_from_the_main_model():
+    fleet = Devices(2)
+    fleet.answer(0, 1.0)
+    fleet.answer(1, 5.0)
+    fleet.handle(Joined(7))
+    assert (fleet.tasks[7].lineage, fleet.tasks[7].version) == (MAIN, 1)
+    fleet.answer(7, 4.0)
+    assert fleet.lineage_of(7) == "cluster-1"
 
 
-# Questions
+# Offers of all models
 
 
 def seeded(devices=2, **options):
-    """Centres at 0 and 8; device 1 is at the latter."""
-    party = Party(devices, **options)
-    party.answer(0, 0.0, error=0.1)
-    party.answer(1, 8.0, error=0.1)
-    return party
+    """Cluster models at 0 and 8; device 1 is in the latter cluster."""
+    fleet = Devices(devices, **options)
+    fleet.answer(0, 0.0, error=0.1)
+    fleet.answer(1, 8.0, error=0.1)
+    return fleet
 
 
-def test_every_nth_upload_a_device_is_asked_where_it_belongs():
-    party, asked = seeded(2, ask=3), []
+def test_a_device_is_offered_all_models_at_every_nth_upload():
+    fleet, offered_after = seeded(2, ask=3), []
     for upload in range(2, 11):
-        known = {"loss_0": 1.0, "loss_1": 2.0} if party.offered(0) else {}
-        party.answer(0, 0.0, **known)
-        if party.offered(0):
-            asked.append(upload)
-    assert asked == [3, 6, 9]
+        losses = {"loss_0": 1.0, "loss_1": 2.0} if fleet.offered(0) else {}
+        fleet.answer(0, 0.0, **losses)
+        if fleet.offered(0):
+            offered_after.append(upload)
+    assert offered_after == [3, 6, 9]
 
 
-def test_the_question_holds_every_open_centre():
-    party = seeded(2, ask=1)
-    assert party.tasks[1].lineage == "cluster-1"
-    assert party.offered(1) == [MAIN]
+def test_every_open_cluster_is_offered():
+    fleet = seeded(2, ask=1)
+    assert fleet.tasks[1].lineage == "cluster-1"
+    assert fleet.offered(1) == [MAIN]
 
 
-def test_ask_0_asks_nobody():
-    party = seeded(2, ask=0)
+def test_with_ask_0_no_device_is_offered_other_models():
+    fleet = seeded(2, ask=0)
     for _ in range(20):
-        party.answer(0, 0.0, error=1.0)
-        assert not party.offered(0)
+        fleet.answer(0, 0.0, error=1.0)
+        assert not fleet.offered(0)
 
 
-def test_the_badly_served_are_asked_sooner():
-    """The median error is 0.1: above 0.2 is bad. The second upload is the earliest."""
-    party = seeded(5, ask=1000, every=5, most=1.0)
-    party.round({2: 0.1, 3: 0.2, 4: 0.21})
-    party.round(dict.fromkeys((0, 1, 2, 3), 0.1) | {3: 0.2, 4: 0.21})
-    assert [bool(party.offered(device)) for device in range(5)] == [False] * 4 + [True]
+def test_devices_with_high_errors_are_offered_all_models_sooner():
+    """The median error is 0.1: above 0.2 is high. The second upload is the earliest."""
+    fleet = seeded(5, ask=1000, every=5, most=1.0)
+    fleet.round({2: 0.1, 3: 0.2, 4: 0.21})
+    fleet.round(dict.fromkeys((0, 1, 2, 3), 0.1) | {3: 0.2, 4: 0.21})
+    assert [bool(fleet.offered(device)) for device in range(5)] == [False] * 4 + [True]
 
 
-def test_a_device_goes_where_it_fits_best():
-    party = seeded(2, ask=1)
-    party.answer(1, 0.0, choice=1, loss_0=2.0, loss_1=0.5)
-    assert party.lineage_of(1) == MAIN
-    assert party.branches._members[1].fits == {"cluster-1": 2.0, MAIN: 0.5}
+def test_a_device_moves_to_the_cluster_of_least_loss():
+    fleet = seeded(2, ask=1)
+    fleet.answer(1, 0.0, choice=1, loss_0=2.0, loss_1=0.5)
+    assert fleet.lineage_of(1) == MAIN
+    assert fleet.losses(1) == {"cluster-1": 2.0, MAIN: 0.5}
 
 
-def test_one_who_does_not_answer_is_not_asked_again():
-    """A private device tells nothing of its data."""
-    party = seeded(2, ask=1)
-    assert party.offered(1)
+def test_a_device_that_reports_no_losses_gets_no_further_offer():
+    """A private device reports nothing about its data."""
+    fleet = seeded(2, ask=1)
+    assert fleet.offered(1)
     for _ in range(10):
-        party.answer(1, 8.0)
-        assert not party.offered(1)
+        fleet.answer(1, 8.0)
+        assert not fleet.offered(1)
 
 
-def test_a_question_that_is_lost_is_asked_again():
-    party = seeded(2, ask=2)
-    party.answer(1, 8.0)
-    assert party.offered(1)
-    party.dies(1)
-    party.comes_back(1)
-    party.answer(1, 8.0, error=0.1)
-    party.answer(1, 8.0, error=0.1)
-    assert party.offered(1)
+def test_a_lost_offer_is_repeated():
+    fleet = seeded(2, ask=2)
+    fleet.answer(1, 8.0)
+    assert fleet.offered(1)
+    fleet.fails(1)
+    fleet.rejoins(1)
+    fleet.answer(1, 8.0, error=0.1)
+    fleet.answer(1, 8.0, error=0.1)
+    assert fleet.offered(1)
 
 
-def test_uploads_that_were_under_way_are_no_answer():
-    """A device that is late in flight works on several tasks at once."""
-    party = Party(2, ask=1)
-    first = party.tasks[1]
-    party.comes_back(1)
-    second = party.tasks[1]
-    party.answer(0, 0.0)
-    party.answer(1, 8.0, task=first)
-    party.comes_back(1)
-    question = party.tasks[1]
-    assert question.offers
-    party.answer(1, 8.0, error=0.1, task=second)
-    assert party.branches._members[1].answers
-    party.comes_back(1)
-    assert not party.offered(1)  # the answer is still under way
-    party.answer(1, 8.0, error=0.1, task=question, loss_0=0.5, loss_1=3.0)
-    assert party.branches._members[1].fits == {"cluster-1": 0.5, MAIN: 3.0}
+def test_an_upload_of_an_older_task_does_not_answer_the_offer():
+    """A device may work on several tasks at once."""
+    fleet = Devices(2, ask=1)
+    first = fleet.tasks[1]
+    fleet.rejoins(1)
+    second = fleet.tasks[1]
+    fleet.answer(0, 0.0)
+    fleet.answer(1, 8.0, task=first)
+    fleet.rejoins(1)
+    offer = fleet.tasks[1]
+    assert offer.offers
+    fleet.answer(1, 8.0, error=0.1, task=second)
+    fleet.rejoins(1)
+    assert not fleet.offered(1)  # the first offer has not been answered yet
+    fleet.answer(1, 8.0, error=0.1, task=offer, loss_0=0.5, loss_1=3.0)
+    assert fleet.losses(1) == {"cluster-1": 0.5, MAIN: 3.0}
 
 
-def test_where_there_is_nothing_to_choose_from_nobody_is_asked():
-    """The only other cluster is not open yet; once it is, the device must be asked."""
-    party = founded(ask=1)
-    party.answer(4, 7.0, 0.1)
-    assert "cluster-1" in party.server.store
+def test_a_cluster_that_is_not_open_is_not_offered():
+    """The only other cluster is not open yet; once it is, devices are offered it."""
+    fleet = splitting(ask=1)
+    fleet.answer(4, 7.0, 0.1)
+    assert "cluster-1" in fleet.server.store
     for _ in range(2):
-        party.round(dict.fromkeys(range(4), 0.1))
-        assert not any(party.offered(device) for device in range(4))
-    assert all(member.answers for member in party.branches._members.values())
+        fleet.round(dict.fromkeys(range(4), 0.1))
+        assert not any(fleet.offered(device) for device in range(4))
+    seed_uploads(fleet, SEED_UPLOADS)
+    fleet.round(dict.fromkeys(range(4), 0.1))
+    assert all(fleet.offered(device) == ["cluster-1"] for device in range(4))
 
 
-# Founders
+# Seed devices and splits
 
-BAD = dict.fromkeys(range(4), 0.1) | {4: 0.9}
-
-
-def founded(**options):
-    """One cluster of five devices, of which the last is badly served, after its refinement."""
-    party = Party(5, **{"clusters": 1, "most": 4.0, "every": 5, **options})
-    party.round(BAD)
-    return party
+HIGH = dict.fromkeys(range(4), 0.1) | {4: 0.9}
 
 
-def test_the_worst_founds_a_new_cluster_with_its_own_model():
-    party = founded()
-    assert party.branches._founders == {4: "cluster-1"}
-    assert "cluster-1" not in party.server.store
-    party.answer(3, 0.0, 0.1)
-    party.answer(4, 7.0, 0.9)
-    assert party.at("cluster-1") == 7.0
-    assert party.at(MAIN) == 0.0
-    assert party.lineage_of(4) == "cluster-1"
-    assert party.lines("split") == [{"lineage": MAIN, "into": "cluster-1", "devices": [4]}]
-    assert party.lines("arrival")[-1]["weight"] == 1.0
-    party.answer(4, 8.0, 0.9)
-    assert party.at("cluster-1") == pytest.approx(7.6)  # 0.6 like everybody's
+def splitting(**options):
+    """One cluster of five devices, the last with a high error, after its first review."""
+    fleet = Devices(5, **{"clusters": 1, "most": 4.0, "every": 5, **options})
+    fleet.round(HIGH)
+    return fleet
 
 
-@pytest.mark.parametrize(("error", "founds"), [(0.2, False), (0.21, True)])
-def test_the_gap_rule(error, founds):
+def test_the_device_with_the_largest_error_seeds_a_cluster_with_its_model():
+    fleet = splitting()
+    assert fleet.seeds() == {4: "cluster-1"}
+    assert "cluster-1" not in fleet.server.store
+    fleet.answer(3, 0.0, 0.1)
+    fleet.answer(4, 7.0, 0.9)
+    assert fleet.at("cluster-1") == 7.0
+    assert fleet.at(MAIN) == 0.0
+    assert fleet.lineage_of(4) == "cluster-1"
+    assert fleet.lines("split") == [{"lineage": MAIN, "into": "cluster-1", "devices": [4]}]
+    assert fleet.lines("arrival")[-1]["weight"] == 1.0
+    fleet.answer(4, 8.0, 0.9)
+    assert fleet.at("cluster-1") == pytest.approx(7.6)  # the usual weight of 0.6
+
+
+@pytest.mark.parametrize(("error", "splits"), [(0.2, False), (0.21, True)])
+def test_the_gap_rule(error, splits):
     """Worse than the median of 0.1 by a factor of 1 + gap, which is 2."""
-    party = Party(5, clusters=1, most=4.0, every=5)
-    party.round(BAD | {4: error})
-    assert bool(party.branches._founders) is founds
+    fleet = Devices(5, clusters=1, most=4.0, every=5)
+    fleet.round(HIGH | {4: error})
+    assert bool(fleet.seeds()) is splits
 
 
-def test_outliers_of_a_cluster_that_is_good_enough_stay():
-    party = Party(5, clusters=1, most=4.0, every=5, need=0.5)
-    party.round(BAD | {4: 0.45})
-    assert not party.branches._founders
+def test_outliers_below_the_needed_error_stay():
+    fleet = Devices(5, clusters=1, most=4.0, every=5, need=0.5)
+    fleet.round(HIGH | {4: 0.45})
+    assert not fleet.seeds()
 
 
-def test_a_fifth_must_be_badly_served():
+def test_a_fifth_must_have_high_errors():
     """Of six devices a fifth, rounded up, is two: one alone does not count."""
-    party = Party(6, clusters=1, most=4.0, every=6)
-    party.round(dict.fromkeys(range(5), 0.1) | {5: 0.9})
-    assert not party.branches._founders
-    party.round(dict.fromkeys(range(4), 0.1) | {4: 0.8, 5: 0.9})
-    assert party.branches._founders == {5: "cluster-1"}
+    fleet = Devices(6, clusters=1, most=4.0, every=6)
+    fleet.round(dict.fromkeys(range(5), 0.1) | {5: 0.9})
+    assert not fleet.seeds()
+    fleet.round(dict.fromkeys(range(4), 0.1) | {4: 0.8, 5: 0.9})
+    assert fleet.seeds() == {5: "cluster-1"}
 
 
-def test_a_small_cluster_is_not_divided():
-    party = Party(3, clusters=1, most=4.0, every=3)
-    party.round({0: 0.1, 1: 0.1, 2: 0.9})
-    assert not party.branches._founders
+def test_a_small_cluster_is_not_split():
+    fleet = Devices(3, clusters=1, most=4.0, every=3)
+    fleet.round({0: 0.1, 1: 0.1, 2: 0.9})
+    assert not fleet.seeds()
 
 
-def test_a_cluster_that_stays_bad_is_divided_though_all_are_equal():
-    party = Party(5, clusters=1, most=4.0, every=5)
+def test_a_cluster_that_no_longer_learns_is_split_though_all_errors_are_equal():
+    fleet = Devices(5, clusters=1, most=4.0, every=5)
     for _ in range(STUCK_AFTER):
-        party.round(dict.fromkeys(range(5), 0.5))
-        assert not party.branches._founders
-    party.round(dict.fromkeys(range(5), 0.5))
-    assert party.branches._founders
+        fleet.round(dict.fromkeys(range(5), 0.5))
+        assert not fleet.seeds()
+    fleet.round(dict.fromkeys(range(5), 0.5))
+    assert fleet.seeds()
 
 
-def test_a_cluster_that_gets_better_is_not_divided():
-    party = Party(5, clusters=1, most=4.0, every=5)
-    for turn in range(6):
-        party.round(dict.fromkeys(range(5), 0.9 * 0.8**turn))
-        assert not party.branches._founders
+def test_a_cluster_that_still_learns_is_not_split():
+    fleet = Devices(5, clusters=1, most=4.0, every=5)
+    for period in range(6):
+        fleet.round(dict.fromkeys(range(5), 0.9 * 0.8**period))
+        assert not fleet.seeds()
 
 
-def test_refinement_comes_every_so_many_merges():
-    party = Party(5, clusters=1, most=4.0, every=7)
-    party.round(BAD)
-    party.answer(0, 0.0, 0.1)
-    assert not party.branches._founders
-    party.answer(1, 0.0, 0.1)
-    assert party.branches._founders
+def test_a_review_follows_a_fixed_number_of_uploads():
+    fleet = Devices(5, clusters=1, most=4.0, every=7)
+    fleet.round(HIGH)
+    fleet.answer(0, 0.0, 0.1)
+    assert not fleet.seeds()
+    fleet.answer(1, 0.0, 0.1)
+    assert fleet.seeds()
 
 
-def refined(party, errors):
-    """The devices of the main cluster answer in turn until it is refined."""
+def reviewed(fleet, errors):
+    """The devices of the main cluster answer in order until it is reviewed; the seed devices."""
     while True:
-        for device in [d for d in errors if party.lineage_of(d) == MAIN]:
-            party.answer(device, 0.0, errors[device])
-            if party.branches._clusters[MAIN].merges == 0:
-                return dict(party.branches._founders)
+        for device in [d for d in errors if fleet.lineage_of(d) == MAIN]:
+            fleet.answer(device, 0.0, errors[device])
+            if fleet.clusters()[MAIN].merges == 0:
+                return fleet.seeds()
 
 
-def test_a_cluster_rests_after_it_was_divided_and_longer_each_time():
-    """The worst of four badly served at a time, with rests of 1 and 2 refinements between."""
-    party = Party(10, clusters=1, most=9.0, every=10)
+def test_a_cluster_pauses_after_a_split_and_longer_each_time():
+    """The worst of four with high errors at a time, after pauses of 1 and 2 reviews."""
+    fleet = Devices(10, clusters=1, most=9.0, every=10)
     errors = dict.fromkeys(range(6), 0.1) | {6: 0.6, 7: 0.7, 8: 0.8, 9: 0.9}
     found = []
     for _ in range(6):
-        founders = refined(party, errors)
-        found.append(list(founders))
-        for device in founders:
-            party.answer(device, 10.0 * device, 0.1)
+        seeds = reviewed(fleet, errors)
+        found.append(list(seeds))
+        for device in seeds:
+            fleet.answer(device, 10.0 * device, 0.1)
     assert found == [[9], [], [8], [], [], [7]]
 
 
-def test_there_are_never_more_than_most_times_clusters():
-    party = Party(10, clusters=2, most=1.5, every=5)
-    party.answer(0, 0.0, 0.1)
-    party.answer(1, 50.0, 0.1)
+def test_there_are_never_more_clusters_than_allowed():
+    fleet = Devices(10, clusters=2, most=1.5, every=5)
+    fleet.answer(0, 0.0, 0.1)
+    fleet.answer(1, 50.0, 0.1)
     errors = dict.fromkeys(range(7), 0.1) | {7: 0.9, 8: 0.9, 9: 0.9}
-    for turn in range(30):
-        party.round(errors)
-        for device in list(party.branches._founders):
-            party.answer(device, 100.0 + 10 * turn, 0.9)
-        assert len({party.lineage_of(device) for device in range(10)}) <= 3
-    assert any(line["into"] == "cluster-2" for line in party.lines("split"))
+    for period in range(30):
+        fleet.round(errors)
+        for device in list(fleet.seeds()):
+            fleet.answer(device, 100.0 + 10 * period, 0.9)
+        assert len({fleet.lineage_of(device) for device in range(10)}) <= 3
+    assert any(line["into"] == "cluster-2" for line in fleet.lines("split"))
 
 
 @pytest.mark.parametrize(("most", "cap"), [(1.0, 2), (1.7, 3), (2.0, 4)])
-def test_the_cap_is_whole(most, cap):
-    assert Party(1, clusters=2, most=most).branches.most == cap
+def test_the_largest_number_of_clusters_is_whole(most, cap):
+    assert Devices(1, clusters=2, most=most).clustering.max_clusters == cap
 
 
-def test_with_one_cluster_and_no_more_devices_need_not_give_feedback():
-    assert not Party(1, clusters=1, most=1.0).tasks[0].spec.feedback
-    assert Party(1, clusters=1, most=2.0).tasks[0].spec.feedback
+def test_with_one_cluster_at_most_devices_report_nothing():
+    assert not Devices(1, clusters=1, most=1.0).tasks[0].spec.feedback
+    assert Devices(1, clusters=1, most=2.0).tasks[0].spec.feedback
 
 
-def test_a_founder_who_vanishes_makes_room():
-    party = founded(most=2.0)
-    party.dies(4)
+def test_a_lost_seed_device_makes_room_for_another():
+    fleet = splitting(most=2.0)
+    fleet.fails(4)
     errors = dict.fromkeys(range(3), 0.1) | {3: 0.9}
-    assert refined(party, errors) == {}
-    assert refined(party, errors) == {3: "cluster-2"}
-    assert set(party.branches._clusters) == {MAIN, "cluster-2"}
+    assert reviewed(fleet, errors) == {}
+    assert reviewed(fleet, errors) == {3: "cluster-2"}
+    assert set(fleet.clusters()) == {MAIN, "cluster-2"}
 
 
-def test_one_who_is_away_founds_nothing():
-    party = Party(6, clusters=1, most=4.0, every=6)
-    party.round({5: 0.9, 0: 0.1, 1: 0.1, 2: 0.1})
-    party.dies(5)
-    party.hear(Left(5))
-    party.round({3: 0.1, 4: 0.1})
-    assert not party.branches._founders
+def test_an_absent_device_seeds_nothing():
+    fleet = Devices(6, clusters=1, most=4.0, every=6)
+    fleet.round({5: 0.9, 0: 0.1, 1: 0.1, 2: 0.1})
+    fleet.fails(5)
+    fleet.handle(Left(5))
+    fleet.round({3: 0.1, 4: 0.1})
+    assert not fleet.seeds()
 
 
 # Opening and closing
 
 
-def founder_uploads(party, times):
+def seed_uploads(fleet, times):
     for _ in range(times):
-        party.answer(4, 7.0, 0.1)
+        fleet.answer(4, 7.0, 0.1)
 
 
-def test_after_a_while_the_badly_served_are_asked_to_join_the_founder():
-    party = founded(ask=1000)
-    founder_uploads(party, SEED_UPLOADS - 1)
-    party.round({0: 0.1, 1: 0.3, 2: 0.1, 3: 0.1})
-    assert not any(party.offered(device) for device in range(4))
-    founder_uploads(party, 1)
-    party.round({0: 0.1, 1: 0.3, 2: 0.1, 3: 0.1})
-    assert [bool(party.offered(device)) for device in range(4)] == [False, True, False, False]
-    assert party.offered(1) == ["cluster-1"]
+def test_a_trained_cluster_is_offered_to_devices_with_high_errors():
+    fleet = splitting(ask=1000)
+    seed_uploads(fleet, SEED_UPLOADS - 1)
+    fleet.round({0: 0.1, 1: 0.3, 2: 0.1, 3: 0.1})
+    assert not any(fleet.offered(device) for device in range(4))
+    seed_uploads(fleet, 1)
+    fleet.round({0: 0.1, 1: 0.3, 2: 0.1, 3: 0.1})
+    assert [bool(fleet.offered(device)) for device in range(4)] == [False, True, False, False]
+    assert fleet.offered(1) == ["cluster-1"]
 
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_new_cluster_trains_its_output_layer_alone_until_it_is_open(partial):
-    party = founded(partial=partial)
-    assert not party.tasks[4].spec.last_layer_only
-    party.answer(4, 7.0, 0.1)
+    fleet = splitting(partial=partial)
+    assert not fleet.tasks[4].spec.last_layer_only
+    fleet.answer(4, 7.0, 0.1)
     for _ in range(SEED_UPLOADS - 1):
-        assert party.tasks[4].spec.last_layer_only is partial
-        assert not party.tasks[0].spec.last_layer_only
-        founder_uploads(party, 1)
-    assert not party.tasks[4].spec.last_layer_only
+        assert fleet.tasks[4].spec.last_layer_only is partial
+        assert not fleet.tasks[0].spec.last_layer_only
+        seed_uploads(fleet, 1)
+    assert not fleet.tasks[4].spec.last_layer_only
 
 
-def test_a_founder_who_stays_alone_goes_back():
-    party = founded(need=0.5)
-    founder_uploads(party, 2 * SEED_UPLOADS - 1)
-    refined(party, dict.fromkeys(range(4), 0.1))
-    assert not party.lines("merge")
-    founder_uploads(party, 1)
-    refined(party, dict.fromkeys(range(4), 0.1))
-    assert party.lines("merge") == [{**MERGED, "reason": "nobody joined its founder"}]
-    assert party.lineage_of(4) == MAIN
-    assert party.at(MAIN) == 0.0  # its model goes with it
-    assert "cluster-1" not in party.branches._clusters
+def test_a_seed_device_that_stays_alone_returns():
+    fleet = splitting(need=0.5)
+    seed_uploads(fleet, 2 * SEED_UPLOADS - 1)
+    reviewed(fleet, dict.fromkeys(range(4), 0.1))
+    assert not fleet.lines("merge")
+    seed_uploads(fleet, 1)
+    reviewed(fleet, dict.fromkeys(range(4), 0.1))
+    assert fleet.lines("merge") == [{**MERGED, "reason": "no device joined its seed device"}]
+    assert fleet.lineage_of(4) == MAIN
+    assert fleet.at(MAIN) == 0.0  # the closed model is discarded
+    assert "cluster-1" not in fleet.clusters()
 
 
-def test_a_founder_with_company_stays():
-    party = founded(ask=1000)
-    founder_uploads(party, SEED_UPLOADS)
-    party.round({3: 0.3})
-    party.answer(3, 7.0, 0.1, choice=1, loss_0=2.0, loss_1=0.1)
-    assert party.lineage_of(3) == "cluster-1"
-    founder_uploads(party, SEED_UPLOADS)
-    party.round(dict.fromkeys(range(3), 0.1))
-    party.round(dict.fromkeys(range(3), 0.1))
-    assert party.lineage_of(3) == party.lineage_of(4) == "cluster-1"
-    assert not party.lines("merge")
+def test_a_cluster_of_two_devices_stays():
+    fleet = splitting(ask=1000)
+    seed_uploads(fleet, SEED_UPLOADS)
+    fleet.round({3: 0.3})
+    fleet.answer(3, 7.0, 0.1, choice=1, loss_0=2.0, loss_1=0.1)
+    assert fleet.lineage_of(3) == "cluster-1"
+    seed_uploads(fleet, SEED_UPLOADS)
+    fleet.round(dict.fromkeys(range(3), 0.1))
+    fleet.round(dict.fromkeys(range(3), 0.1))
+    assert fleet.lineage_of(3) == fleet.lineage_of(4) == "cluster-1"
+    assert not fleet.lines("merge")
 
 
-def test_a_cluster_that_everybody_has_left_is_closed():
-    party = seeded(3, every=4)
-    party.answer(1, 0.0, 0.1)
-    assert party.lineage_of(1) == MAIN
-    party.round(dict.fromkeys(range(3), 0.1))
-    assert party.lines("merge") == [{**MERGED, "reason": "nobody is left"}]
-    assert party.server.store.lineages == (MAIN,)
+def test_a_cluster_without_devices_is_closed():
+    fleet = seeded(3, every=4)
+    fleet.answer(1, 0.0, 0.1)
+    assert fleet.lineage_of(1) == MAIN
+    fleet.round(dict.fromkeys(range(3), 0.1))
+    assert fleet.lines("merge") == [{**MERGED, "reason": "it has no devices"}]
+    assert fleet.server.store.lineages == (MAIN,)
 
 
-def test_what_was_sent_from_a_closed_cluster_goes_to_what_took_it_in():
-    party = seeded(3, every=4)
-    late = party.tasks[1]
-    party.comes_back(1)
-    party.answer(1, 0.0, 0.1)
-    party.round(dict.fromkeys(range(3), 0.1))
-    assert "cluster-1" not in party.server.store
-    before = party.server.store.staleness(late.version, MAIN)
-    party.answer(1, 0.0, 0.1, task=late)
-    line = party.lines("arrival")[-1]
+def test_an_update_of_a_closed_cluster_goes_to_the_one_that_absorbed_it():
+    fleet = seeded(3, every=4)
+    late = fleet.tasks[1]
+    fleet.rejoins(1)
+    fleet.answer(1, 0.0, 0.1)
+    fleet.round(dict.fromkeys(range(3), 0.1))
+    assert "cluster-1" not in fleet.server.store
+    before = fleet.server.store.staleness(late.version, MAIN)
+    fleet.answer(1, 0.0, 0.1, task=late)
+    line = fleet.lines("arrival")[-1]
     assert (line["lineage"], line["sent"], line["staleness"]) == (MAIN, late.version, before)
 
 
-def test_the_main_lineage_may_be_gone():
-    """It was absorbed; a cluster without a parent goes where the main one went."""
-    party = seeded(3, every=2)
-    party.server.fork(MAIN, "cluster-9")
-    party.server.absorb("cluster-1", MAIN)
-    party.answer(2, 8.0, 0.1)
-    party.answer(1, 8.0, 0.1)
-    assert party.server.store.lineages == ("cluster-1",)
-    party.hear(Joined(7))
-    assert party.tasks[7].lineage == "cluster-1"
+def test_the_main_lineage_may_be_absorbed():
+    """A cluster without devices then goes to the one that absorbed it."""
+    fleet = seeded(3, every=2)
+    fleet.server.fork(MAIN, "cluster-9")
+    fleet.server.absorb("cluster-1", MAIN)
+    fleet.answer(2, 8.0, 0.1)
+    fleet.answer(1, 8.0, 0.1)
+    assert fleet.server.store.lineages == ("cluster-1",)
+    fleet.handle(Joined(7))
+    assert fleet.tasks[7].lineage == "cluster-1"
 
 
-# Uniting
+# Merges
 
 
-def alike(extra=0.1, error=0.1, **options):
-    """Devices 0 and 2 at 0, device 1 at 8, who would lose `extra` among the others."""
-    party = Party(3, **{"ask": 2, "every": 3, "gap": 100.0, **options})
-    party.answer(0, 0.0, error, **TWO)
-    party.answer(1, 8.0, error, **TWO)
-    party.answer(2, 0.0, error, **TWO)
-    party.answer(1, 8.0, error, **TWO)
-    assert party.offered(1) == [MAIN]
-    party.answer(1, 8.0, error, **TWO, loss_0=1.0, loss_1=1.0 + extra)
-    return party
+def similar(extra=0.1, error=0.1, **options):
+    """Devices 0 and 2 at 0, and device 1 at 8, whose loss on their model is larger by `extra`."""
+    fleet = Devices(3, **{"ask": 2, "every": 3, "gap": 100.0, **options})
+    fleet.answer(0, 0.0, error, **TWO)
+    fleet.answer(1, 8.0, error, **TWO)
+    fleet.answer(2, 0.0, error, **TWO)
+    fleet.answer(1, 8.0, error, **TWO)
+    assert fleet.offered(1) == [MAIN]
+    fleet.answer(1, 8.0, error, **TWO, loss_0=1.0, loss_1=1.0 + extra)
+    return fleet
 
 
-def test_two_clusters_that_are_alike_become_one_by_algorithm_1():
-    party = alike()
-    assert party.branches._uniting == (MAIN, "cluster-1")
-    assert not party.lines("merge")  # until somebody tells which way the main model goes
-    party.answer(1, 8.0, 0.1, **TWO)
-    assert not party.lines("merge")
-    party.answer(0, [1.0, 2.0, 0.0, 0.0, -1.0, 0.0], 0.1, **TWO)
-    assert party.lines("merge") == [{**MERGED, "reason": "the two closest"}]
+def test_two_similar_clusters_are_merged_by_algorithm_1():
+    fleet = similar()
+    assert fleet.merging() == (MAIN, "cluster-1")
+    assert not fleet.lines("merge")  # an update of the main cluster is needed for the direction
+    fleet.answer(1, 8.0, 0.1, **TWO)
+    assert not fleet.lines("merge")
+    fleet.answer(0, [1.0, 2.0, 0.0, 0.0, -1.0, 0.0], 0.1, **TWO)
+    assert fleet.lines("merge") == [{**MERGED, "reason": "the two closest clusters"}]
     # The upload is merged first, one commit late: then (8 - head) * delta, in units of its maximum.
     a = 0.6 / math.sqrt(2)
     head = [a, 2 * a, 0.0, 0.0, -a, 0.0]
     top = (8 - 2 * a) * 2
     alpha = [(8 - a) / top, 1.0, 0.0, 0.0, 0.0, 0.0]
     expected = [share * 8 + (1 - share) * h for share, h in zip(alpha, head, strict=True)]
-    assert party.server.store.head_params(MAIN).tolist() == pytest.approx(expected, rel=1e-5)
-    assert {party.lineage_of(device) for device in range(3)} == {MAIN}
+    assert fleet.server.store.head_params(MAIN).tolist() == pytest.approx(expected, rel=1e-5)
+    assert {fleet.lineage_of(device) for device in range(3)} == {MAIN}
 
 
-def test_those_who_would_lose_much_stay_apart():
+def test_clusters_with_a_large_extra_loss_stay_apart():
     """0.25 of the loss of chance, which is log 2 for two classes."""
-    assert alike(extra=0.17).branches._uniting is not None
-    assert alike(extra=0.18).branches._uniting is None
+    assert similar(extra=0.17).merging() is not None
+    assert similar(extra=0.18).merging() is None
 
 
-def test_a_cluster_that_does_not_serve_its_own_takes_nobody_in():
-    assert alike(error=0.3, most=1.0).branches._uniting is None
+def test_a_cluster_with_a_high_error_is_not_merged():
+    assert similar(error=0.3, most=1.0).merging() is None
 
 
-def test_a_union_whose_part_is_gone_is_called_off():
-    party = alike()
-    party.server.absorb(MAIN, "cluster-1")
-    assert party.branches._uniting is None
-    party.answer(0, 0.0, 0.1)
-    assert not party.lines("merge")
+def test_a_merge_is_cancelled_when_one_cluster_is_closed():
+    fleet = similar()
+    fleet.server.absorb(MAIN, "cluster-1")
+    assert fleet.merging() is None
+    fleet.answer(0, 0.0, 0.1)
+    assert not fleet.lines("merge")
 
 
-def test_too_many_clusters_are_united_by_their_soft_labels():
+def test_too_many_clusters_are_merged_by_their_mean_predictions():
     """Three clusters where two are allowed; those of devices 1 and 2 predict the same."""
-    party = Party(3, clusters=3, every=1)
-    party.branches.most = 2
+    fleet = Devices(3, clusters=3, every=1)
+    fleet.clustering.max_clusters = 2
     same = {"soft_0": 0.9, "soft_1": 0.1}
-    party.answer(0, 0.0, 0.1, soft_0=0.1, soft_1=0.9)
-    party.answer(1, 8.0, 0.1, **same)
-    party.answer(2, 30.0, 0.1, **same)
-    assert set(party.branches._uniting) == {"cluster-1", "cluster-2"}
+    fleet.answer(0, 0.0, 0.1, soft_0=0.1, soft_1=0.9)
+    fleet.answer(1, 8.0, 0.1, **same)
+    fleet.answer(2, 30.0, 0.1, **same)
+    assert set(fleet.merging()) == {"cluster-1", "cluster-2"}
 
 
-def test_a_main_model_that_nobody_uses_does_not_count():
-    party = seeded(3, every=1, most=1.0)
-    party.answer(0, 8.0, 0.1)
-    party.server.fork("cluster-1", "cluster-2")
-    party.server.store.commit("cluster-2", full(16))
-    party.answer(2, 16.0, 0.1)
-    assert [party.lineage_of(d) for d in range(3)] == ["cluster-1", "cluster-1", "cluster-2"]
-    assert party.branches._uniting is None
+def test_a_main_lineage_without_devices_does_not_count():
+    fleet = seeded(3, every=1, most=1.0)
+    fleet.answer(0, 8.0, 0.1)
+    fleet.server.fork("cluster-1", "cluster-2")
+    fleet.server.store.commit("cluster-2", full(16))
+    fleet.answer(2, 16.0, 0.1)
+    assert [fleet.lineage_of(d) for d in range(3)] == ["cluster-1", "cluster-1", "cluster-2"]
+    assert fleet.merging() is None
 
 
 # Hostile devices
 
-LIES = [
+WRONG = [
     {"error": 1e300, "feedback": 1e300},
     {"error": -1e300},
     {"error": 0.1, "soft_0": 1.0},
@@ -628,72 +643,80 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
-def test_whatever_a_device_tells_the_server_goes_on(lie):
-    party = Party(6, ask=1, every=1)
-    for turn in range(12):
+@pytest.mark.parametrize("wrong", WRONG, ids=range(len(WRONG)))
+def test_wrong_reports_do_no_harm_to_other_devices(wrong):
+    fleet = Devices(6, ask=1, every=1)
+    for period in range(12):
         for device in range(6):
-            world = 8.0 * (device % 2)
-            truth = {"error": 0.1, "soft_0": 0.5, "soft_1": 0.5}
-            if party.offered(device):
-                here = party.tasks[device].lineage == (MAIN if world == 0 else "cluster-1")
-                truth |= {"loss_0": 0.1 if here else 3.0, "loss_1": 3.0 if here else 0.1}
-            # The first to be heard lies, too.
-            party.answer(device, world, **(lie if device in (0, 3) and turn != 5 else truth))
-    assert not party.lines("refusal")
-    homes = [party.lineage_of(device) for device in (1, 2, 4, 5)]
-    assert homes[0] == homes[3] != homes[1] == homes[2]
-    state = party.server.state()
+            at = 8.0 * (device % 2)
+            right = {"error": 0.1, "soft_0": 0.5, "soft_1": 0.5}
+            if fleet.offered(device):
+                here = fleet.tasks[device].lineage == (MAIN if at == 0 else "cluster-1")
+                right |= {"loss_0": 0.1 if here else 3.0, "loss_1": 3.0 if here else 0.1}
+            # Also the device that uploads first reports wrong values.
+            fleet.answer(device, at, **(wrong if device in (0, 3) and period != 5 else right))
+    assert not fleet.lines("refusal")
+    first, second, third, last = (fleet.lineage_of(device) for device in (1, 2, 4, 5))
+    assert first == last != second == third
+    state = fleet.server.state()
     json.dumps(encode(state)[0], allow_nan=False)
 
 
-def test_one_liar_cannot_speak_for_a_cluster():
-    """Two would lose four times the loss of chance, one claims to gain without bounds."""
-    party = seeded(4)
-    for device in (1, 2, 3):
-        party.answer(device, 8.0, 0.1, **TWO)
-        party.branches._members[device].fits = {"cluster-1": 0.0, MAIN: 50.0}
-    party.branches._members[3].fits = {"cluster-1": 1e300, MAIN: 0.0}
-    pairing = ClusterDistances(party.branches._members, {"cluster-1": [1, 2, 3]}, party.server)
-    lost = pairing.extra_loss("cluster-1", MAIN)
-    assert lost == pytest.approx((4 + 4 - 4) / 3)
-
-
-# Lineages come and go; checkpoints
-
-
-def test_a_fork_opens_a_cluster_and_keeps_what_is_known_of_it():
-    branches = Clustering()
-    branches.on_fork(MAIN, "cluster-5")
-    assert branches._clusters["cluster-5"].open
-    branches._clusters["cluster-6"] = ClusterState(founder=3, open=False)
-    branches.on_fork(MAIN, "cluster-6")
-    assert branches._clusters["cluster-6"].founder == 3
-
-
-def test_absorbing_forgets_the_one_and_the_hopes_of_the_other():
-    branches = Clustering()
-    branches._clusters = {
-        MAIN: ClusterState(best=0.1, stuck=2, rest=4),
-        "cluster-1": ClusterState(),
+def test_one_wrong_report_cannot_decide_for_a_cluster():
+    """Two devices have four times the loss of chance, one claims an unbounded gain."""
+    losses = {"cluster-1": 0.0, MAIN: 50.0}
+    members = {
+        1: MemberState(mean_prediction=torch.tensor([0.5, 0.5]), losses=losses),
+        2: MemberState(mean_prediction=torch.tensor([0.5, 0.5]), losses=losses),
+        3: MemberState(
+            mean_prediction=torch.tensor([0.5, 0.5]), losses={"cluster-1": 1e300, MAIN: 0.0}
+        ),
     }
-    branches._uniting = (MAIN, "cluster-2")
-    branches.on_absorb(MAIN, "cluster-1")
-    assert set(branches._clusters) == {MAIN}
-    kept = branches._clusters[MAIN]
-    assert (kept.best, kept.stuck, kept.rest) == (math.inf, 0, 4)
-    assert branches._uniting == (MAIN, "cluster-2")
+    distances = ClusterDistances(members, {"cluster-1": [1, 2, 3]}, seeded(4).server)
+    assert distances.extra_loss("cluster-1", MAIN) == pytest.approx((4 + 4 - 4) / 3)
 
 
-def rich_party():
-    """A founder, a question, answers, soft labels, a device that tells nothing, a union."""
-    party = alike()
-    party.hear(Joined(3))
-    party.answer(3, 0.0)
-    party.branches._founders[2] = "cluster-7"
-    party.branches._clusters["cluster-7"] = ClusterState(founder=2, founded=1, open=False)
-    party.branches._direction = full(1)
-    return party
+# Forks, absorbed lineages and checkpoints
+
+
+def with_clusters(**changes):
+    """A clustering with changed entries of its state."""
+    clustering = Clustering()
+    clustering.restore({**clustering.state(), **changes})
+    return clustering
+
+
+def test_a_fork_opens_a_cluster_and_keeps_a_seeded_one():
+    clustering = with_clusters(clusters={"cluster-6": ClusterState(seed_device=3, open=False)})
+    clustering.on_fork(MAIN, "cluster-5")
+    clustering.on_fork(MAIN, "cluster-6")
+    clusters = clustering.state()["clusters"]
+    assert clusters["cluster-5"].open
+    assert (clusters["cluster-6"].seed_device, clusters["cluster-6"].open) == (3, False)
+
+
+def test_an_absorbing_cluster_starts_its_error_record_again():
+    clustering = with_clusters(
+        clusters={MAIN: ClusterState(best=0.1, stuck=2, rest=4), "cluster-1": ClusterState()},
+        merging=(MAIN, "cluster-2"),
+    )
+    clustering.on_absorb(MAIN, "cluster-1")
+    state = clustering.state()
+    assert state["clusters"] == {MAIN: ClusterState(best=math.inf, stuck=0, rest=4)}
+    assert state["merging"] == (MAIN, "cluster-2")
+
+
+def full_state():
+    """Devices with an offer, losses, mean predictions, one without reports, seeds and a merge."""
+    fleet = similar()
+    fleet.handle(Joined(3))
+    fleet.answer(3, 0.0)
+    state = fleet.clustering.state()
+    state["seeds"] = {2: "cluster-7"}
+    state["clusters"]["cluster-7"] = ClusterState(seed_device=2, seeded_at=1, open=False)
+    state["direction"] = full(1)
+    fleet.clustering.restore(state)
+    return fleet
 
 
 def through_a_file(state):
@@ -702,45 +725,31 @@ def through_a_file(state):
 
 
 def test_its_state_survives_a_file():
-    branches = rich_party().branches
-    twin = Clustering()
-    twin.restore(through_a_file(branches.state()))
-    for name in ("_named", "_clusters", "_founders", "_uniting", "_usual"):
-        assert getattr(twin, name) == getattr(branches, name)
-    assert torch.equal(twin._direction, branches._direction)
-    assert math.isnan(twin._members[3].judgement)
-    assert twin._members.keys() == branches._members.keys()
-    for device, member in branches._members.items():
-        again = twin._members[device]
-        assert (again.uploads, again.asked, again.question) == (
-            member.uploads,
-            member.asked,
-            member.question,
-        )
-        assert (again.offered, again.answers, again.fits) == (
-            member.offered,
-            member.answers,
-            member.fits,
-        )
-        assert (again.soft is None) == (member.soft is None)
-        assert member.soft is None or torch.equal(again.soft, member.soft)
+    clustering, twin = full_state().clustering, Clustering()
+    twin.restore(through_a_file(clustering.state()))
+    ours, theirs = encode(clustering.state()), encode(twin.state())
+    assert json.dumps(ours[0]) == json.dumps(theirs[0])
+    assert ours[1].keys() == theirs[1].keys()
+    assert all(torch.equal(ours[1][name], theirs[1][name]) for name in ours[1])
+    members = twin.state()["members"]
+    assert math.isnan(members[3].error)
+    assert members[1].losses
 
 
 def test_its_state_is_a_copy():
-    party = rich_party()
-    state = through_a_file(party.branches.state())
-    before = json.dumps(encode(state)[0])
-    kept = party.branches.state()
-    party.answer(1, 8.0, 0.9, **TWO)
-    party.answer(0, 0.0, 0.9, **TWO)
+    fleet = full_state()
+    kept = fleet.clustering.state()
+    before = json.dumps(encode(kept)[0])
+    fleet.answer(1, 8.0, 0.9, **TWO)
+    fleet.answer(0, 0.0, 0.9, **TWO)
     assert json.dumps(encode(kept)[0]) == before
 
 
-def test_a_question_survives_a_checkpoint():
-    party = seeded(2, ask=2)
-    party.answer(1, 8.0)
-    twin = Party(0, ask=2)
-    twin.server.restore(through_a_file(party.server.state()))
-    task = twin.server.open_tasks[party.tasks[1].id]
+def test_an_offer_survives_a_checkpoint():
+    fleet = seeded(2, ask=2)
+    fleet.answer(1, 8.0)
+    twin = Devices(0, ask=2)
+    twin.server.restore(through_a_file(fleet.server.state()))
+    task = twin.server.open_tasks[fleet.tasks[1].id]
     twin.answer(1, 8.0, task=task, loss_0=0.25, loss_1=1.5)
-    assert twin.branches._members[1].fits == {"cluster-1": 0.25, MAIN: 1.5}
+    assert twin.losses(1) == {"cluster-1": 0.25, MAIN: 1.5}
