@@ -1,9 +1,11 @@
 import json
+from dataclasses import dataclass
+from math import isnan
 
 import pytest
 import torch
 
-from latecomer.core.codec import decode, encode, storable
+from latecomer.core.codec import decode, encode, portable, storable
 from latecomer.core.messages import Contribution, Ready, Task, TrainSpec, Update
 
 
@@ -35,6 +37,39 @@ def test_views_are_stored_alone():
     _, tensors = encode(whole[10:20])
     stored = storable(tensors)["t0"]
     assert stored.untyped_storage().nbytes() == 40
+
+
+def test_a_tensor_that_fills_its_memory_is_stored_without_a_copy():
+    tensor, transposed = torch.arange(6.0), torch.arange(6.0).reshape(2, 3).T
+    stored = storable({"whole": tensor, "transposed": transposed})
+    assert stored["whole"] is tensor
+    assert stored["transposed"].is_contiguous()
+    assert torch.equal(stored["transposed"], transposed)
+
+
+def test_equal_tensors_are_stored_apart_and_one_tensor_once():
+    one, other = torch.ones(2), torch.ones(2)
+    tree, tensors = encode([one, other, one])
+    assert tree == [{"tensor": "t0"}, {"tensor": "t1"}, {"tensor": "t0"}]
+    assert tensors["t0"] is one
+    assert tensors["t1"] is other
+
+
+def test_infinite_numbers_and_nan_are_written_as_text():
+    assert encode([float("-inf"), 1.5])[0] == [{"float": "-inf"}, 1.5]
+    assert isnan(round_trip(float("nan")))
+
+
+def test_only_the_registered_class_of_a_name_is_known():
+    @portable
+    @dataclass
+    class Registered:
+        value: int
+
+    assert round_trip([Registered(3)]) == [Registered(3)]
+    namesake = type("Registered", (), {})
+    with pytest.raises(TypeError, match="cannot hold Registered"):
+        encode(namesake())
 
 
 def test_unknown_types_are_refused():

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from latecomer.core.messages import MAIN
@@ -87,7 +88,7 @@ def test_history_stays_short_when_nobody_is_late():
         store.commit(MAIN, vector(number))
         store.unpin(store.commits - 1)
     assert len(store.versions) == 1
-    assert len(store._history[MAIN]) < 2048
+    assert len(store.state()["history"][MAIN]) < 1024
 
 
 def test_pruned_history_still_counts_for_the_oldest_open_task():
@@ -112,3 +113,47 @@ def test_state_round_trip():
     assert twin.head("b") == store.head("b")
     assert twin.staleness(3, "b") == 1
     assert torch.equal(twin.head_params("b"), vector(9))
+    # Version 3 is the head of main and pinned once, both before and after.
+    for each in (store, twin):
+        assert each.pins(3) == 1
+        each.unpin(3)
+        assert each.versions == (3, 4)
+        assert each.commit(MAIN, vector(5)) == 5
+        assert each.versions == (4, 5)
+
+
+def test_a_restored_store_resolves_absorbed_lineages():
+    store = ModelStore(vector(0))
+    store.fork(MAIN, "b")
+    store.absorb(MAIN, "b")
+    twin = ModelStore(vector(1))
+    twin.restore(store.state())
+    assert twin.resolve("b") == MAIN
+    assert "b" not in twin
+    assert MAIN in twin
+
+
+def test_lineage_names_are_used_once():
+    store = ModelStore(vector(0))
+    store.fork(MAIN, "b")
+    with pytest.raises(ValueError, match="'b' exists already"):
+        store.fork(MAIN, "b")
+    with pytest.raises(ValueError, match="'main' cannot absorb itself"):
+        store.absorb(MAIN, MAIN)
+    store.absorb(MAIN, "b")
+    with pytest.raises(ValueError, match="'b' exists already"):
+        store.fork(MAIN, "b")
+    assert store.lineages == (MAIN,)
+    assert store.versions == (0,)
+    store.commit(MAIN, vector(1))
+    assert store.versions == (1,)
+
+
+def test_a_version_is_kept_while_it_is_the_head_of_one_lineage():
+    store = ModelStore(vector(0))
+    store.fork(MAIN, "b")
+    store.commit(MAIN, vector(1))
+    assert store.versions == (0, 1)
+    store.commit("b", vector(2))
+    assert store.versions == (1, 2)
+    assert store.pins(0) == store.pins(1) == 0

@@ -58,6 +58,13 @@ def test_taking_is_slicing():
     assert torch.equal(vector[covered(narrow)], take(vector, narrow))
 
 
+def test_the_whole_model_has_no_name_and_covers_every_coordinate():
+    vector = torch.arange(3.0)
+    assert name_of(None) == ""
+    assert take(vector, None) is vector
+    assert covered(None) == slice(None)
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
