@@ -10,10 +10,15 @@ from latecomer.strategies.parts.dispatching import ClusterDispatch
 from latecomer.strategies.parts.merging import Buffer
 
 
-def begun(size, wait=True, devices=2):
-    strategy = Strategy(merge=Buffer(size), dispatch=ClusterDispatch(wait=wait))
-    server = Server(torch.zeros(1), strategy, TrainSpec())
-    return server, *sends(server.handle(*map(Joined, range(devices))))
+def made(size, *observers, wait=True):
+    dispatch = ClusterDispatch(wait=True) if wait else ClusterDispatch()
+    strategy = Strategy(merge=Buffer(size), dispatch=dispatch, observers=observers)
+    return Server(torch.zeros(1), strategy, TrainSpec())
+
+
+def begun(size, wait=True):
+    server = made(size, wait=wait)
+    return server, *sends(server.handle(Joined(0), Joined(1)))
 
 
 def given(server, task):
@@ -58,20 +63,18 @@ class SplitOnce(Observer):
 
 
 def test_only_devices_of_the_same_lineage_keep_a_device_waiting():
-    observer = SplitOnce()
-    strategy = Strategy(merge=Buffer(3), dispatch=ClusterDispatch(wait=True), observers=(observer,))
-    server = Server(torch.zeros(1), strategy, TrainSpec())
+    server = made(3, SplitOnce())
     one, _, three = sends(server.handle(*map(Joined, range(3))))
     assert given(server, one) == {}
     assert given(server, three) == {}  # device 1 is at work
-    next(part for part in server.strategy.observers).ready = True
+    server.strategy.observers[0].ready = True
     assert [t.device for t in sends(server.handle())] == [0, 2]
 
 
 def test_a_restored_dispatcher_waits_as_the_first_did():
     server, one, two = begun(size=2)
     assert given(server, one) == {}
-    second, *_ = begun(size=2)
+    second = made(size=2)
     second.restore(server.state())
     assert sends(second.handle()) == []
     assert list(given(second, two)) == [0, 1]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from commands import sends
-from latecomer.core.messages import Arrived, Joined, Left, TrainSpec, Update
+from commands import logged, sends
+from latecomer.core.messages import Arrived, Contribution, Joined, Left, TrainSpec, Update
 from latecomer.core.server import Server
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import Observer, Split, Strategy
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
 from latecomer.strategies.latecomer.mid_task_push import MidTaskPush
 from latecomer.strategies.latecomer.strategy import latecomer
@@ -35,8 +35,10 @@ def moves(server, task, commits):
 def test_the_update_of_an_absent_device_is_dropped_after_three_fleet_passes():
     """Two devices and one arrival per commit: a pass is 2 commits, three are 6."""
     server, one, two = begun(2)
+    (one,) = sends(server.handle(answer(one, 0.0)))
+    (one,) = sends(server.handle(answer(one, 0.0)))
     server.handle(answer(two, 4.0), Left(1))
-    assert server.store.head_params().item() == 2.0
+    assert server.store.head_params().item() == 1.0  # 0.5 * (0 + 4) / 2
     # Each commit moves it by half of the mean of 4 and 0, while the 4 is cached.
     assert moves(server, one, 9) == [1.0] * 6 + [0.0] * 3
 
@@ -65,6 +67,45 @@ def test_the_update_of_a_device_that_is_idle_or_works_is_never_dropped():
     server, one, two = begun(2)
     server.handle(answer(two, 4.0))
     assert moves(server, one, 9) == [1.0] * 9
+
+
+class SplitTwo(Observer):
+    """Assigns devices 2 and 3 to a lineage of their own."""
+
+    def act(self, view):
+        if "other" not in view.store:
+            yield Split("main", "other", (2, 3))
+
+
+def test_the_devices_of_a_lineage_are_its_members():
+    strategy = Strategy(merge=CachedAggregation(0.5, 1.0, 0.0), observers=(SplitTwo(),))
+    server = Server(torch.zeros(1), strategy, TrainSpec())
+    one, *_ = sends(server.handle(*map(Joined, range(4))))
+    server.handle(answer(one, 4.0))
+    assert server.store.commits == 1  # one of two members is half of them
+    assert server.store.head_params().item() == 2.0
+
+
+def test_surrogates_renew_updates_that_are_older_than_a_fleet_pass():
+    fresh = []
+
+    def surrogates(lineage, devices, view):
+        fresh.append(list(devices))
+        if len(fresh) < 4:
+            return []
+        task, delta = view.open_tasks[view.working[1]], torch.tensor([8.0])
+        return [Contribution(task, Update(task.id, delta, 1), task.params, delta, lineage, 0)]
+
+    strategy = Strategy(merge=CachedAggregation(0.5, 1.0, 0.0, surrogates=surrogates))
+    server = Server(torch.zeros(1), strategy, TrainSpec())
+    first, second = sends(server.handle(Joined(0), Joined(1)))
+    server.handle(answer(second, 4.0))
+    assert moves(server, first, 2) == [1.0, 1.0]
+    (first,) = [task for task in server.open_tasks.values() if task.device == 0]
+    commands = server.handle(answer(first, 0.0))
+    assert fresh == [[1], [1, 0], [1, 0], [0]]
+    assert [line["surrogates"] for line in logged(commands, "commit")] == [1]
+    assert server.store.head_params().item() == 4.0 + 0.5 * (8 + 0) / 2
 
 
 @pytest.mark.parametrize("exponent", [0.5, 2.0])
