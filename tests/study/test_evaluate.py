@@ -1,0 +1,402 @@
+"""Central, validation and local test scores, worked out by hand."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latecomer.core.messages import ServingSettings
+from latecomer.core.server import Server
+from latecomer.core.strategy import ServerView
+from latecomer.core.submodel import take
+from latecomer.data.federated_dataset import Examples
+from latecomer.device.flat import FlatModel
+from latecomer.device.personalisation import prior_shift, subsample
+from latecomer.strategies.parts.labels import output_bias
+from latecomer.study import evaluate
+from latecomer.study.client_accuracy import OverDevices, over_devices
+from latecomer.study.config import Config
+from latecomer.study.evaluate import Evaluator
+from latecomer.study.experiment import Experiment
+from latecomer.study.metrics import Scores
+
+MakeConfig = Callable[..., Config]
+NETWORK = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)  # two weights, then two biases
+UP = torch.tensor([0.0, 1.0, 0.0, 0.0])  # logits (0, x): class 1 where x > 0
+DOWN = -UP
+DRIFT = 5.0  # the virtual time from which labels are swapped
+
+
+class FixedPersonalisation:
+    """Personalisation with given settings and given last updates of the devices."""
+
+    def __init__(
+        self,
+        interpolation: float,
+        prior_correction: float,
+        updates: dict[int, Tensor],
+        prior: Sequence[float] | None = None,
+    ) -> None:
+        self.interpolation, self.prior_correction = interpolation, prior_correction
+        self.updates, self.prior = updates, prior
+
+    def local_update(self, device: int) -> Tensor | None:
+        return self.updates.get(device)
+
+    def deployed(self, lineage: str, view: ServerView) -> Tensor:
+        return view.store.head_params(lineage)
+
+    def on_devices(self, lineage: str, view: ServerView) -> Tensor:
+        return self.deployed(lineage, view)
+
+    def class_prior(self, devices: object, classes: int) -> Tensor | None:
+        return None if self.prior is None else torch.tensor(self.prior, dtype=torch.float64)
+
+    def settings(self, lineage: str, view: ServerView) -> ServingSettings:
+        return ServingSettings(self.interpolation, self.prior_correction)
+
+
+def examples(x: Sequence[float], y: Sequence[int]) -> Examples:
+    return Examples(torch.tensor(x).reshape(-1, 1), torch.tensor(y, dtype=torch.int64))
+
+
+NONE = examples([], [])
+# (train, test) of each device. Device 2 has no test part, device 3 no training part.
+DEVICES = (
+    (examples([-1.0, 1.0], [1, 0]), examples([-1.0, 1.0, 2.0, 3.0], [0, 1, 1, 0])),
+    (examples([-1.0] * 20, [1] * 20), examples([-1.0, -2.0], [1, 1])),
+    (examples([1.0], [1]), NONE),
+    (NONE, examples([1.0], [1])),
+)
+CENTRAL = examples([-1.0, 1.0, 1.0], [0, 1, 0])
+VALIDATION = examples([-2.0, 2.0], [0, 0])
+
+
+def at(data: Examples, time: float) -> Examples:
+    return data if time < DRIFT else Examples(data.x, 1 - data.y)
+
+
+@dataclass
+class FakeExperiment:
+    """What `Evaluator` reads of an experiment: four devices, three of them late."""
+
+    max_examples: int = 0
+    vmap_trouble: str | None = None
+    devices: Any = DEVICES
+    fleet: Any = field(default_factory=lambda: SimpleNamespace(late=frozenset({1, 2, 3})))
+    model: FlatModel = NETWORK
+
+    def __post_init__(self) -> None:
+        clients = [SimpleNamespace(train=train, test=test) for train, test in self.devices]
+        self.federation = SimpleNamespace(clients=clients, num_classes=2)
+        self.config = SimpleNamespace(
+            evaluate=SimpleNamespace(examples=self.max_examples),
+            fleet=SimpleNamespace(late=SimpleNamespace(classes=(1,))),
+        )
+
+    def networks(self, submodel: object) -> FlatModel:
+        return NETWORK
+
+    def train_of(self, device: int, time: float = 0.0) -> Examples:
+        return at(self.devices[device][0], time)
+
+    def test_of(self, device: int, time: float = 0.0) -> Examples:
+        return at(self.devices[device][1], time)
+
+    def central_test(self, time: float) -> Examples:
+        return at(CENTRAL, time)
+
+    def validation(self, time: float) -> Examples:
+        return at(VALIDATION, time)
+
+
+@dataclass
+class FakeServer:
+    """A model per lineage; the models that devices have may differ from it."""
+
+    models: dict[str, Tensor]
+    assigned: dict[int, str] = field(default_factory=dict)
+    on_devices: dict[str, Tensor] = field(default_factory=dict)
+    strategy: Any = field(default_factory=lambda: SimpleNamespace(serving=None))
+
+    def lineage_of(self, device: int) -> str:
+        return self.assigned.get(device, "main")
+
+    def submodel_of(self, device: int) -> None:
+        return None
+
+    def model(self, lineage: str) -> Tensor:
+        return self.models[lineage]
+
+    def model_on_devices(self, lineage: str) -> Tensor:
+        return self.on_devices.get(lineage, self.models[lineage])
+
+
+def evaluator(**changes: Any) -> Evaluator:
+    return Evaluator(FakeExperiment(**changes))  # type: ignore[arg-type]
+
+
+def one_model(serving: FixedPersonalisation | None = None) -> Any:
+    return FakeServer({"main": UP}, strategy=SimpleNamespace(serving=serving))
+
+
+def test_local_test_accuracy_without_personalisation() -> None:
+    """Device 0 has 3 of 4 right, device 1 none of 2, device 3 one of 1."""
+    found = evaluator().local_test(one_model())
+    assert found.each == {0: 0.75, 1: 0.0, 3: 1.0}
+    assert found.mean == pytest.approx(1.75 / 3)
+    assert (found.worst, found.worst_device) == (0.0, 1)
+    assert found.late_mean == 0.5  # devices 1 and 3; device 2 is late and has no test part
+    # Recalls of device 0: 1/2 and 2/2. F1 of its classes: 2/3 and 4/5.
+    assert found.balanced == OverDevices(pytest.approx(1.75 / 3), 0.0)
+    assert found.macro_f1 == OverDevices(pytest.approx((11 / 15 + 0 + 1) / 3), 0.0)
+
+
+@pytest.mark.parametrize("interpolation", [0.0, 1.0])
+def test_the_label_shift_correction_is_by_the_training_labels(interpolation: float) -> None:
+    """Device 1 trains on class 1 alone: its logits gain log(0.05 / 20.1 * 2) and log(20.05 ...).
+
+    Device 0 is balanced and device 3 has no training examples: nothing is corrected there.
+    """
+    shift = prior_shift(torch.ones(20, dtype=torch.int64), 2)
+    assert shift.tolist() == pytest.approx([math.log(0.1 / 20.1), math.log(40.1 / 20.1)])
+    found = evaluator().local_test(one_model(FixedPersonalisation(interpolation, 1.0, {})))
+    assert found.each == {0: 0.75, 1: 1.0, 3: 1.0}  # at x = -2: 0 - 5.3 against -2 + 0.7
+    assert found.late_mean == 1.0
+
+
+def test_a_smaller_factor_corrects_less() -> None:
+    """A third of a difference of 6.0 is 2.0: enough at x = -1, not at x = -2.0 - 0.003."""
+    devices = (DEVICES[0], (DEVICES[1][0], examples([-1.0, -2.003], [1, 1])), *DEVICES[2:])
+    serving = FixedPersonalisation(0.0, 1 / 3, {})
+    found = evaluator(devices=devices).local_test(one_model(serving))
+    assert found.each[1] == 0.5
+
+
+@pytest.mark.parametrize(("prior", "accuracy"), [(None, 1.0), ((0.25, 0.75), 0.0)])
+def test_the_correction_is_relative_to_the_class_prior_of_the_model(
+    prior: Sequence[float] | None, accuracy: float
+) -> None:
+    """A quarter and three quarters: up to log 3 = 1.1 for class 1 if the model is for halves."""
+    mine = (examples([-1.0] * 20, [0] * 5 + [1] * 15), examples([-0.5], [1]))
+    serving = FixedPersonalisation(0.0, 1.0, {}, prior)
+    found = evaluator(devices=(DEVICES[0], mine)).local_test(one_model(serving))
+    assert found.each[1] == accuracy
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "accuracy"),
+    [
+        (1.0, 0.25),  # all of the update: class 1 where x < 0, no training errors, 1 test hit
+        (0.5, 0.5),  # half of it: always class 0, one training error instead of two
+        (0.25, 0.75),  # no part of a quarter of it changes a prediction: none of it
+        (0.0, 0.75),
+    ],
+)
+def test_an_update_is_interpolated_as_far_as_training_examples_gain(
+    interpolation: float, accuracy: float
+) -> None:
+    updates = {0: 2 * DOWN, 1: 2 * DOWN}
+    found = evaluator().local_test(one_model(FixedPersonalisation(interpolation, 0.0, updates)))
+    assert found.each[0] == accuracy
+    assert found.each[3] == 1.0  # it has no update
+    # On device 1 as much of it: 20 of 20 training errors become none with all of it.
+    assert found.each[1] == (1.0 if interpolation == 1.0 else 0.0)
+    assert found.worst_device == (0 if interpolation == 1.0 else 1)
+
+
+def test_devices_are_tested_with_the_model_that_they_have() -> None:
+    server = one_model()
+    server.on_devices = {"main": DOWN}
+    assert evaluator().local_test(server).each == {0: 0.25, 1: 1.0, 3: 0.0}
+
+
+def test_devices_are_tested_with_the_model_of_their_cluster() -> None:
+    server: Any = FakeServer({"a": UP, "b": DOWN}, {0: "a", 1: "b", 2: "a", 3: "b"})
+    assert evaluator().local_test(server).each == {0: 0.75, 1: 1.0, 3: 0.0}
+
+
+def test_local_data_are_those_of_the_time() -> None:
+    """Labels are swapped: of device 0's training examples none is wrong any more."""
+    serving = FixedPersonalisation(1.0, 0.0, {0: 2 * DOWN})
+    found = evaluator().local_test(one_model(serving), DRIFT)
+    assert found.each == {0: 0.25, 1: 1.0, 3: 0.0}
+
+
+def cross_entropy(*margins: float) -> float:
+    """The mean loss of examples whose own class is ahead by these margins."""
+    return sum(math.log1p(math.exp(-margin)) for margin in margins) / len(margins)
+
+
+CLUSTERS = ({"a": UP, "b": DOWN}, {0: "a", 1: "a", 2: "b", 3: "b"})
+
+
+@pytest.mark.parametrize("vmap_trouble", [None, "cannot be batched"])
+def test_central_scores_count_a_model_by_the_training_devices_of_its_cluster(
+    vmap_trouble: str | None,
+) -> None:
+    """Two devices of model a, with 2 of 3 right, and one of model b, with 1 of 3 right."""
+    server: Any = FakeServer(*CLUSTERS)
+    found = evaluator(vmap_trouble=vmap_trouble).central(server)
+    assert found.accuracy == pytest.approx(5 / 9)
+    loss = (2 * cross_entropy(1, 1, -1) + cross_entropy(-1, -1, 1)) / 3
+    assert found.loss == pytest.approx(loss)
+    assert found.accuracy_affected == pytest.approx(2 / 3)
+    assert evaluator().central(server, DRIFT).accuracy == pytest.approx(4 / 9)
+
+
+def test_validation_scores_are_those_of_the_validation_parts() -> None:
+    found = evaluator().validation(one_model())
+    assert found.accuracy == 0.5
+    assert found.loss == pytest.approx(cross_entropy(2, -2))
+    assert evaluator().validation(one_model(), DRIFT).accuracy == 0.5
+    server: Any = FakeServer(*CLUSTERS)
+    assert evaluator().validation(server).accuracy == pytest.approx(3 / 6)
+
+
+@pytest.mark.parametrize("max_examples", [1, 2, 3, 10])
+def test_at_most_so_many_central_examples_are_used(max_examples: int) -> None:
+    x, y = subsample(CENTRAL.x, CENTRAL.y, max_examples)
+    assert len(y) == min(max_examples, 3)
+    found = evaluator(max_examples=max_examples).central(one_model())
+    right = ((x[:, 0] > 0).long() == y).double().mean().item()
+    assert found.accuracy == pytest.approx(right)
+
+
+def test_many_models_and_many_examples_are_evaluated_in_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five models, two at a time, with two examples at a time."""
+    monkeypatch.setattr(evaluate, "MAX_MODELS_AT_ONCE", 2)
+    monkeypatch.setattr(evaluate, "MAX_EXAMPLES_AT_ONCE", 4)
+    models = {str(i): torch.tensor([0.0, 1.0, 0.0, 0.6 - i]) for i in range(5)}
+    # Model i predicts class 1 where x > i - 0.6. Devices 0 to 4 have one each.
+    devices = [(examples([1.0], [1]), examples([3.0, 0.0, 0.0], [1, 0, 1]))] * 5
+    server: Any = FakeServer(models, {i: str(i) for i in range(5)})
+    found = evaluator(devices=devices)
+    # Central x = -1, 1, 1 with y = 0, 1, 0: 2 right for i = 0 and 1, 2 right beyond that as well.
+    assert found.central(server).accuracy == pytest.approx(2 / 3)
+    assert found.central(server).accuracy_affected == pytest.approx(2 / 5)
+    # Local x = 3, 0, 0 with y = 1, 0, 1: i = 0 has 2 right, 1 to 3 have 2, 4 has 1.
+    each = found.local_test(server).each
+    assert list(each.values()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2 / 3, 1 / 3])
+
+
+def of(accuracy: float) -> Scores:
+    return Scores(0.0, accuracy, accuracy / 2, accuracy / 4, None, ())
+
+
+def test_scores_over_devices() -> None:
+    found = over_devices({4: of(0.5), 2: of(0.25), 7: of(0.25), 1: of(1.0)}, late=(7, 9, 1))
+    assert (found.mean, found.worst, found.worst_device) == (0.5, 0.25, 2)  # the first of the worst
+    assert found.late_mean == 0.625
+    assert (found.balanced, found.macro_f1) == (
+        OverDevices(0.25, 0.125),
+        OverDevices(0.125, 0.0625),
+    )
+    assert found.each == {4: 0.5, 2: 0.25, 7: 0.25, 1: 1.0}
+
+
+def test_without_devices_there_are_no_scores() -> None:
+    found = over_devices({}, late=(1,))
+    assert (found.mean, found.worst, found.late_mean, found.worst_device) == (None,) * 4
+    assert found.balanced == found.macro_f1 == OverDevices(None, None)
+    assert over_devices({1: of(0.5)}, late=()).late_mean is None
+
+
+# The same on an experiment, with sub-models and a real server.
+
+
+class AlwaysOneClass(FixedPersonalisation):
+    """Calibrated so that one class is always predicted."""
+
+    def __init__(self, network: FlatModel, predicted: int) -> None:
+        super().__init__(0.0, 0.0, {})
+        self.bias, self.predicted = output_bias(network), predicted
+
+    def deployed(self, lineage: str, view: ServerView) -> Tensor:
+        assert self.bias is not None
+        moved = view.store.head_params(lineage).clone()
+        moved[self.bias.start + self.predicted] += 1e6
+        return moved
+
+
+@pytest.fixture(params=["none", "declared"])
+def experiment(tiny: MakeConfig, request: pytest.FixtureRequest) -> Experiment:
+    return Experiment(tiny(f"submodels.level={request.param}"))
+
+
+def with_serving(experiment: Experiment, serving: FixedPersonalisation) -> Server:
+    server = experiment.server()
+    server.strategy = replace(server.strategy, observers=(serving,))
+    return server
+
+
+def measured(experiment: Experiment, serving: FixedPersonalisation) -> dict[int, float]:
+    return dict(Evaluator(experiment).local_test(with_serving(experiment, serving)).each)
+
+
+def trained_update(network: FlatModel, params: Tensor, data: Examples) -> Tensor:
+    found = params.clone()
+    for _ in range(20):
+        point = found.clone().requires_grad_()
+        loss = F.cross_entropy(network.logits(point, data.x), data.y)
+        found -= 0.1 * torch.autograd.grad(loss, point)[0]
+    return found - params
+
+
+def test_every_device_personalises_its_sub_model(experiment: Experiment) -> None:
+    server = experiment.server()
+    head = server.store.head_params()
+    updates = {}
+    for device in range(1, len(experiment.clients)):  # the first has no update
+        submodel = server.submodel_of(device)
+        network = experiment.networks(submodel)
+        assert network is not None
+        updates[device] = trained_update(network, take(head, submodel), experiment.train_of(device))
+    found, interpolated = measured(experiment, FixedPersonalisation(0.5, 1.0, updates)), 0
+    for device, accuracy in found.items():
+        submodel = server.submodel_of(device)
+        network = experiment.networks(submodel)
+        assert network is not None
+        test, train = experiment.test_of(device), experiment.train_of(device)
+        sent, bias = take(head, submodel), prior_shift(train.y, 10)
+        update = updates.get(device, torch.zeros(len(sent)))
+        candidates = [sent + share * update for share in (0.0, 0.125, 0.25, 0.5)]
+        with torch.no_grad():
+            wrong = [
+                int(((network.logits(params, train.x) + bias).argmax(1) != train.y).sum())
+                for params in candidates
+            ]
+            logits = network.logits(candidates[wrong.index(min(wrong))], test.x) + bias
+        interpolated += min(wrong) < wrong[0]
+        right = (logits.argmax(1) == test.y).double().mean().item()
+        assert accuracy == pytest.approx(right)
+    assert interpolated
+
+
+def test_an_update_that_diverged_is_left_out(experiment: Experiment) -> None:
+    server = experiment.server()
+    head = server.store.head_params()
+    diverged = {
+        device: torch.full_like(take(head, server.submodel_of(device)), torch.nan)
+        for device in range(len(experiment.clients))
+    }
+    without = measured(experiment, FixedPersonalisation(0.0, 0.0, diverged))
+    assert measured(experiment, FixedPersonalisation(1.0, 0.0, diverged)) == without
+
+
+def test_the_calibrated_model_is_evaluated(experiment: Experiment) -> None:
+    server = with_serving(experiment, AlwaysOneClass(experiment.model, predicted=3))
+    test = experiment.central_test()
+    central = Evaluator(experiment).central(server)
+    assert central.accuracy == pytest.approx((test.y == 3).double().mean().item())
+    each = Evaluator(experiment).local_test(server).each
+    right = {d: (experiment.test_of(d).y == 3).double().mean().item() for d in each}
+    assert each == pytest.approx(right)
