@@ -1,4 +1,4 @@
-"""A grid in the same process, in virtual time: nodes answer when a fleet says that they would."""
+"""A transport in one process, in virtual time: replies take as long as those of a fleet."""
 
 import heapq
 import json
@@ -14,12 +14,12 @@ from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.transport import Delivery
 from latecomer.engines.virtual import Bounds
 from latecomer.engines.wire import (
-    GoOn,
     Introduction,
     Order,
     Payload,
     Progress,
-    decode_go_on,
+    ResumeOrder,
+    decode_resume,
     decode_task,
     encode_introduction,
     encode_progress,
@@ -34,7 +34,7 @@ Answer = Callable[[str, Payload], Payload | str | None]
 
 @dataclass
 class ToyNode:
-    """The device `name` behind a node. An answer that is a text is an error, None never comes."""
+    """The device `name` behind a node. A reply that is a text is an error; None: no reply."""
 
     name: str
     key: str = ""
@@ -42,22 +42,22 @@ class ToyNode:
     asked: list[str] = field(default_factory=list)
     order: Order | None = None
     done: int = 0
-    newer: list[tuple[int, GoOn]] = field(default_factory=list)
+    newer: list[tuple[int, ResumeOrder]] = field(default_factory=list)
 
     def __call__(self, kind: str, payload: Payload) -> Payload | str | None:
         if kind == "query":
             return encode_introduction(
                 Introduction(self.name, self.key or f"secret of {self.name}")
             )
-        if "go-on" in payload.fields:
-            return self.go_on(decode_go_on(payload, SIZE))
+        if "resume" in payload.fields:
+            return self.resume(decode_resume(payload, SIZE))
         order = decode_task(payload, lambda name: (None, SIZE))
         self.asked.append(order.key)
         if order.until:
             return self.begin(order)
         return self.reply(encode_update(self.trainer.update(order.task), order.key))
 
-    # A task in parts: what it was sent, how far it is, and the newer models it went on from.
+    # A resumable task: its order, its epochs done, and the broadcast models with their epochs.
 
     def begin(self, order: Order) -> Payload:
         if self.order is None or self.order.key != order.key:
@@ -65,19 +65,19 @@ class ToyNode:
         return self.progress()
 
     def progress(self) -> Payload:
-        last = self.newer[-1][1] if self.newer else GoOn("", 0)
+        last = self.newer[-1][1] if self.newer else ResumeOrder("", 0)
         return encode_progress(Progress(self.done, last.number, last.name), self.order.key)
 
-    def go_on(self, told: GoOn) -> Payload | str | None:
-        if self.order is None or self.order.key != told.key:
+    def resume(self, given: ResumeOrder) -> Payload | str | None:
+        if self.order is None or self.order.key != given.key:
             return "the client raised an error: not in the middle of that task"
-        if told.newer is not None:
-            self.newer.append((self.done, told))
-        self.done = told.until
+        if given.newer is not None:
+            self.newer.append((self.done, given))
+        self.done = given.until
         task = self.order.task
         if self.done < task.spec.local_epochs:
             return self.progress()
-        most = max([told.number for _, told in self.newer], default=0)
+        most = max([each.number for _, each in self.newer], default=0)
         broadcasts = [None] * (most - len(task.offers))
         for _, each in self.newer:
             broadcasts[each.number - len(task.offers) - 1] = Offer("", 0, each.newer)
@@ -85,10 +85,10 @@ class ToyNode:
         update = self.trainer.update(replace(task, broadcasts=tuple(broadcasts)), rebases)
         name = self.newer[-1][1].name if self.newer else ""
         self.order = None
-        return self.reply(encode_update(update, told.key, name))
+        return self.reply(encode_update(update, given.key, name))
 
-    def reply(self, honest: Payload) -> Payload | str | None:
-        return honest
+    def reply(self, valid: Payload) -> Payload | str | None:
+        return valid
 
 
 class FakeTransport:
@@ -133,29 +133,29 @@ class FakeTransport:
         return f"m{number}"
 
     def _arrives(self, node: int, payload: Payload) -> float | None:
-        told = payload.fields
-        if "go-on" not in told:
+        fields = payload.fields
+        if "resume" not in fields:
             task_times = self._times_of(node, payload)
-            if "until" not in told:
+            if "until" not in fields:
                 return task_times.arrives
-            self._task_times[node] = task_times, told["spec.local_epochs"]
+            self._task_times[node] = task_times, fields["spec.local_epochs"]
         task_times, passes = self._task_times[node]
-        if task_times.arrives is None or told["until"] == passes:
+        if task_times.arrives is None or fields["until"] == passes:
             return task_times.arrives
         span = task_times.trained - task_times.downloaded
         # A device that is sent its task again has done a part of it already.
-        return max(self.time, task_times.downloaded + span * told["until"] / passes)
+        return max(self.time, task_times.downloaded + span * fields["until"] / passes)
 
     def _times_of(self, node: int, payload: Payload) -> TaskTimes:
-        turn = self._numbers[node] = self._numbers.get(node, -1) + 1
+        number = self._numbers[node] = self._numbers.get(node, -1) + 1
         models, size = 1, 4 * sum(prod(each.shape) for each in payload.named.values())
         if payload.array is not None:
             models, size = payload.array.shape[0], 4 * payload.array.shape[1]
         device = node % len(self.fleet.devices)
-        return self.fleet.task_times(device, turn, self.time, EXAMPLES, models * size, size)
+        return self.fleet.task_times(device, number, self.time, EXAMPLES, models * size, size)
 
     def again(self, delivery: Delivery, after: float = 0.0) -> None:
-        """Something comes that nobody asked for."""
+        """Deliver something after `after` seconds."""
         heapq.heappush(self._heap, (self.time + after, next(self._ids), delivery))
 
     def collect(self, until: float) -> list[Delivery]:
@@ -185,8 +185,8 @@ class ToyFederation:
 
     def __post_init__(self) -> None:
         fleet = toy_fleet()
-        honest = {i: ToyNode(f"toy-{i}") for i in range(len(fleet.devices))}
-        self.transport = FakeTransport(fleet, honest | (self.nodes or {}))
+        valid = {i: ToyNode(f"toy-{i}") for i in range(len(fleet.devices))}
+        self.transport = FakeTransport(fleet, valid | (self.nodes or {}))
         self.server = toy_server(self.strategy, self.options)
         self.loop = DeploymentLoop(
             self.server,

@@ -1,4 +1,4 @@
-"""Flower's `Grid` as far as it is used, in one process and without Flower's own processes."""
+"""The used part of Flower's `Grid`, in one process."""
 
 import threading
 
@@ -7,7 +7,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class ThreadGrid:
-    """Flower's `Grid` as far as it is used: nodes are threads that call a ClientApp."""
+    """The used part of Flower's `Grid`; nodes are threads that call a ClientApp."""
 
     def __init__(self, app, nodes):
         # What Flower's own processes set before an app runs.

@@ -1,4 +1,4 @@
-"""A real federation of light devices to be hurt, and the proof that its log is whole."""
+"""A real federation of small devices with injected faults, and the check of its event log."""
 
 import json
 import time
@@ -22,7 +22,7 @@ SEED = 1
 
 
 class LightFederation(LocalFederation):
-    """Nodes that do what a file tells them; see the app in tests/deploy/light."""
+    """Nodes with faults that a file lists; see the app in tests/deploy/light."""
 
     def __init__(self, dir: Path, devices: int, tls: bool = False, slowest: float = 1.0) -> None:
         self.light = dir / "light"
@@ -32,14 +32,16 @@ class LightFederation(LocalFederation):
         super().__init__(APP, count, folder, tls, slowest=slowest, environment=own)
         del self.nodes[devices:]  # without any, a test brings its own
 
-    def tell(self, device: int, faults: Iterable[str] = (), seconds: float | None = None) -> None:
-        """How its next tasks fail (empty: not at all), and how long each takes."""
-        told: dict[str, Any] = {"faults": list(faults)}
+    def instruct(
+        self, device: int, faults: Iterable[str] = (), seconds: float | None = None
+    ) -> None:
+        """Set the faults of its next tasks (empty: none), and the seconds that each takes."""
+        instructions: dict[str, Any] = {"faults": list(faults)}
         if seconds is not None:
-            told["seconds"] = seconds
+            instructions["seconds"] = seconds
         path = self.light / f"device-{device}.json"
-        new = path.with_suffix(".told")
-        new.write_text(json.dumps(told))
+        new = path.with_suffix(".instruct")
+        new.write_text(json.dumps(instructions))
         new.replace(path)
 
     def begun(self, device: int) -> list[str]:
@@ -62,7 +64,7 @@ class LightRun:
         self.federation, self.folder = federation, folder
         self.config = {"folder": str(folder), **config}
         self.hidden = config.get("hidden", HIDDEN)
-        self.lost: list[tuple[str, int]] = []  # of each life that was killed: its log, its commits
+        self.lost: list[tuple[str, int]] = []  # of each killed server app: its log and commits
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
@@ -92,7 +94,7 @@ class LightRun:
         return self.events("arrival", device=device)
 
     def more(self, count: int, device: int | None = None, within: float = 60.0) -> float:
-        """Wait for so many more updates, of one device or of any; the seconds it took."""
+        """Wait for `count` more updates, of one device or of any; returns the seconds."""
         before = len(self.arrivals(device))
         what = f"{count} more updates of {'any device' if device is None else f'device-{device}'}"
         return self.until(lambda: len(self.arrivals(device)) >= before + count, within, what)
@@ -101,13 +103,15 @@ class LightRun:
         began = time.monotonic()
         while not done():
             if time.monotonic() - began > within:
-                said = self.federation.runs.log(self.number)[-1500:]
-                raise AssertionError(f"waited {within:g} s for {what}: {self.text()[-1500:]}{said}")
+                output = self.federation.runs.log(self.number)[-1500:]
+                raise AssertionError(
+                    f"waited {within:g} s for {what}: {self.text()[-1500:]}{output}"
+                )
             time.sleep(0.05)
         return time.monotonic() - began
 
     def remember(self) -> None:
-        """The server's app was killed: what it had committed must be there in its next life."""
+        """Record the log and commits of a killed server app, to compare after its restart."""
         self.lost.append((self.text(), latest(self.folder)[0]))
 
     def finish(self, within: float = 60.0) -> None:
@@ -123,11 +127,11 @@ class LightRun:
 def check_log(
     folder: Path, light: Path, lost: Iterable[tuple[str, int]] = (), hidden: int = HIDDEN
 ) -> str:
-    """Prove from the event log that no commit was lost and none was applied twice.
+    """Check by the event log that no commit was lost and none was applied twice.
 
-    Every task is accepted once. Versions rise by one. What a life had committed before it was
-    killed is there in the next one. And the final model is, bit by bit, what the log says when it
-    is replayed with the answers that the devices wrote down themselves. Returns its hash.
+    Every task is accepted once. Versions increase by one. Commits before a kill are unchanged after
+    the restart. The final model is bit-identical to a replay of the log with the replies that the
+    devices recorded themselves. Returns its hash.
     """
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     names = {e["device"]: e["name"] for e in lines if e["event"] == "introduction"}
@@ -140,7 +144,7 @@ def check_log(
     for place, (text, commits) in zip(resumes, lost, strict=True):
         before = [json.loads(line) for line in text.split("\n")[:-1]]
         assert lines[place]["version"] == commits, "a commit was lost"
-        assert lines[:place] == before[:place], "the log of an earlier life has changed"
+        assert lines[:place] == before[:place], "the log of a killed server app has changed"
     assert [lines[place]["version"] for place in resumes] == [
         sum(e["event"] == "commit" for e in lines[:place]) for place in resumes
     ]
@@ -159,12 +163,12 @@ def check_log(
             heads[len(heads)] = torch.lerp(heads[len(heads) - 1], trained, line["weight"])
     model = network.layout.flatten(load_file(folder / "model.safetensors"))
     final = heads[len(versions)]
-    assert torch.equal(model, final), "the model is not what the log says"
+    assert torch.equal(model, final), "the model is not that of the replayed log"
     return sha256(final.numpy().tobytes()).hexdigest()
 
 
 def latest(folder: Path) -> tuple[int, str]:
-    """How many commits the last checkpoint has, and which life wrote it."""
+    """Commits in the last checkpoint, and the session that wrote it."""
     _, commits, session, _ = (folder / "checkpoint" / "latest").read_text().split("-")
     return int(commits), session
 

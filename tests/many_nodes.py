@@ -1,8 +1,8 @@
 """Many light devices in one process: to a SuperLink each is a node of its own.
 
 A SuperNode and its client take some 500 MB. Here every node is a thread with a connection, a
-heartbeat and an `Agent` of its own, and torch is loaded once. It speaks to the SuperLink through
-what Flower does not promise to keep, so it belongs to tests alone.
+heartbeat and an `Agent` of its own, and torch is loaded once. It uses private
+parts of Flower, so it is for tests only.
 
     python many_nodes.py ADDRESS NODES FOLDER HIDDEN SLOWEST
 """
@@ -33,12 +33,12 @@ from latecomer.device.flat import flat_model
 from latecomer.engines.agent import Agent
 from latecomer.engines.flower import from_records, to_records
 
-IDLE = 1.0  # seconds between two questions
+IDLE = 1.0  # seconds between two polls
 ONE_AT_A_TIME = threading.Lock()
 
 
 class LightNode:
-    """One device: it answers whatever it is asked, a little later than it could."""
+    """One device that replies to every message after `delay` seconds."""
 
     def __init__(self, number: int, address: str, folder: Path, hidden: int, delay: float) -> None:
         self.address, self.delay = address, delay

@@ -124,9 +124,9 @@ def test_folders(tmp_path, monkeypatch):
         one = process(child.pid)
         (first / PIDS).write_text(json.dumps({"superlink": [one.pid, one.started]}))
         assert find_folder(None) == first
-        said = latecomer("status").stdout
-        assert f"{first}: up" in said
-        assert "alive" in said
+        output = latecomer("status").stdout
+        assert f"{first}: up" in output
+        assert "alive" in output
         assert "1 processes ended" in latecomer("down").stdout
         assert child.wait(5) != 0
         assert "nothing was running" in latecomer("down", "--dir", str(first)).stdout

@@ -1,4 +1,4 @@
-"""What a federation survives, with real processes that are killed, stopped and lied to.
+"""Fault tolerance of a federation with real processes: kills, stops, invalid replies.
 
 Every run ends with `check_log`: no commit lost, none applied twice. The outcomes are in
 docs/reliability.md, and measured anew with `-s`.
@@ -32,7 +32,7 @@ def federation(tmp_path_factory):
 def run(federation, request, tmp_path):
     """A run of the test's own, with all four devices at work."""
     for device in range(4):
-        federation.tell(device)
+        federation.instruct(device)
     run = LightRun(federation, tmp_path / "run", **getattr(request, "param", {}))
     run.start()
     run.until(lambda: all(run.arrivals(d) for d in range(4)), 90.0, "an update of every device")
@@ -41,7 +41,7 @@ def run(federation, request, tmp_path):
         federation.runs.cancel(run.number)
 
 
-def tell(what, seconds):
+def report(what, seconds):
     print(f"\n    {what}: {seconds:.1f} s", end="")
 
 
@@ -51,7 +51,7 @@ def longest_silence(run, device, since):
     return max((b - a for a, b in pairwise(times)), default=float("inf"))
 
 
-LIES = {
+FAULTS = {
     "nan": "delta is not finite",
     "shape": "the array has shape (1, 91), must be (1, 90)",
     "bytes": "the array has more bytes than",
@@ -64,28 +64,32 @@ LIES = {
 }
 
 
-def test_devices_that_fail_and_lie_are_refused_with_a_reason(federation, run):
+def test_faulty_and_malicious_devices_are_refused_with_a_reason(federation, run):
     since = run.events()[-1]["time"]
     # After each fault an honest answer, which makes up for it: else the back-off would grow.
-    some, others = list(LIES)[:4], list(LIES)[4:]
-    federation.tell(0, seconds=0.0)  # as fast as it can: it floods, if anybody does
-    federation.tell(1, [f for fault in ["raise", *some] for f in (fault, "")])
-    federation.tell(2, [f for fault in others for f in (fault, "")])
-    federation.tell(3, ["exit"])
-    reasons = list(LIES.values())
+    some, others = list(FAULTS)[:4], list(FAULTS)[4:]
+    federation.instruct(0, seconds=0.0)  # as fast as it can
+    federation.instruct(1, [f for fault in ["raise", *some] for f in (fault, "")])
+    federation.instruct(2, [f for fault in others for f in (fault, "")])
+    federation.instruct(3, ["exit"])
+    reasons = list(FAULTS.values())
 
-    def told():
+    def reasons_so_far():
         return [e["reason"] for e in run.events("refusal", "drop")]
 
     def missing():
-        return [reason for reason in reasons if not any(reason in each for each in told())]
+        return [
+            reason for reason in reasons if not any(reason in each for each in reasons_so_far())
+        ]
 
-    run.until(lambda: any("told to fail" in each for each in told()), 60.0, "the error")
-    run.until(lambda: not missing(), 120.0, "every lie to be refused")
+    run.until(
+        lambda: any("instructed to fail" in each for each in reasons_so_far()), 60.0, "the error"
+    )
+    run.until(lambda: not missing(), 120.0, "every fault to be refused")
     run.until(lambda: run.events("drop", device=3), 90.0, "the crash to be noticed")
     (crash,) = run.events("drop", device=3)
     (before,) = [e for e in run.events("dispatch", device=3) if e["task"] == crash["task"]]
-    tell("a client that exits: noticed after", crash["time"] - before["time"])
+    report("a client that exits: noticed after", crash["time"] - before["time"])
     for device in (1, 2, 3):
         run.more(1, device)
     assert longest_silence(run, 0, since) < 15.0
@@ -112,7 +116,7 @@ def test_a_node_that_is_not_registered_is_refused(federation, run, tmp_path):
         timeout=60,
         check=False,
     )
-    tell("a node without registration: refused after", time.monotonic() - began)
+    report("a node without registration: refused after", time.monotonic() - began)
     assert done.returncode != 0
     assert "SuperNode ID" not in done.stdout + done.stderr
     run.more(5)
@@ -125,7 +129,7 @@ def test_nodes_killed_and_frozen_for_a_minute_come_back_to_their_tasks(federatio
     since = run.events()[-1]["time"]
     lost = {}
     for device in (2, 3):
-        federation.tell(device, seconds=3.0)
+        federation.instruct(device, seconds=3.0)
         begun = len(federation.begun(device))
         run.until(lambda d=device, n=begun: len(federation.begun(d)) > n + 1, 60.0, "a task")
         lost[device] = int(federation.begun(device)[-1].rpartition("-")[2])
@@ -141,7 +145,7 @@ def test_nodes_killed_and_frozen_for_a_minute_come_back_to_their_tasks(federatio
     try:
         for device, name, began in ((2, "killed", killed_at), (3, "frozen", frozen_at)):
             run.until(lambda d=device: run.events("away", device=d), 120.0, "the loss")
-            tell(f"a {name} node: noticed after", time.monotonic() - began)
+            report(f"a {name} node: noticed after", time.monotonic() - began)
     finally:
         for process in frozen:
             process.send(signal.SIGCONT)
@@ -150,14 +154,14 @@ def test_nodes_killed_and_frozen_for_a_minute_come_back_to_their_tasks(federatio
         done = lambda d=device: lost[d] in [e["task"] for e in run.arrivals(d)]  # noqa: E731
         run.until(done, 120.0, f"the task of device-{device}")
         kind = "since it goes on" if device == 3 else "since its death"
-        tell(f"a {name} node: its task was accepted, {kind}", time.monotonic() - began)
+        report(f"a {name} node: its task was accepted, {kind}", time.monotonic() - began)
     assert not run.events("drop", "refusal")
     assert longest_silence(run, 0, since) < 15.0
     run.finish()
 
 
 @pytest.mark.parametrize("run", [{"hidden": 16384}], indirect=True)  # 0.7 MB
-def test_a_stalled_upload_keeps_nobody_waiting_and_is_taken_in_the_end(federation, run):
+def test_a_stalled_upload_delays_no_other_and_is_accepted_in_the_end(federation, run):
     since, seen = run.events()[-1]["time"], len(federation.answered(3))
     run.until(lambda: len(federation.answered(3)) > seen, 60.0, "an answer of device-3")
     node = federation.nodes[3].supernode.process
@@ -174,14 +178,14 @@ def test_a_stalled_upload_keeps_nobody_waiting_and_is_taken_in_the_end(federatio
     waited = run.until(
         lambda: stalled in [e["task"] for e in run.arrivals(3)], 60.0, "the stalled update"
     )
-    tell("a stalled upload: taken so long after it went on", waited)
+    report("a stalled upload: accepted after it continued", waited)
     assert longest_silence(run, 0, since) < 15.0
     run.finish()
 
 
 def test_the_run_survives_the_superlink(federation, run):
     (server,) = federation.runs.serverapps()
-    federation.tell(2, seconds=6.0)
+    federation.instruct(2, seconds=6.0)
     seen = len(federation.begun(2))
     run.until(lambda: len(federation.begun(2)) > seen + 1, 60.0, "a task of device-2 to begin")
     task = int(federation.begun(2)[-1].rpartition("-")[2])
@@ -189,22 +193,22 @@ def test_the_run_survives_the_superlink(federation, run):
     federation.server.superlink.kill()
     run.until(lambda: not federation.server.is_healthy(), 5.0, "the SuperLink to be gone")
     run.until(federation.server.is_healthy, 30.0, "the SuperLink to be back")
-    tell("a killed SuperLink: back after", time.monotonic() - killed_at)
+    report("a killed SuperLink: back after", time.monotonic() - killed_at)
     assert time.monotonic() - killed_at < 10.0
     run.until(lambda: len(run.arrivals()) > count, 60.0, "an update")
-    tell("    first update after", time.monotonic() - killed_at)
+    report("    first update after", time.monotonic() - killed_at)
     run.until(lambda: task in [e["task"] for e in run.arrivals(2)], 60.0, "the task of device-2")
-    tell("    the update that was in training after", time.monotonic() - killed_at)
+    report("    the update that was in training after", time.monotonic() - killed_at)
     for device in range(4):
         run.more(2, device)
-    tell("    all devices at work after", time.monotonic() - killed_at)
+    report("    all devices at work after", time.monotonic() - killed_at)
     assert federation.runs.serverapps() == [server]
-    federation.tell(2)
+    federation.instruct(2)
     run.finish()
 
 
 def test_a_killed_server_goes_on_from_its_last_commit_when_resubmitted(federation, run):
-    federation.tell(2, seconds=8.0)
+    federation.instruct(2, seconds=8.0)
     seen = len(federation.begun(2))
     run.until(lambda: len(federation.begun(2)) > seen + 1, 60.0, "a task of device-2 to begin")
     key = federation.begun(2)[-1]
@@ -216,13 +220,13 @@ def test_a_killed_server_goes_on_from_its_last_commit_when_resubmitted(federatio
     count = run.text().count('"arrival"')
     run.start()
     run.until(lambda: run.events("resume"), 60.0, "the run to go on")
-    tell("a killed server: resumed after", time.monotonic() - killed_at)
+    report("a killed server: resumed after", time.monotonic() - killed_at)
     run.until(lambda: run.text().count('"arrival"') > count, 60.0, "an update")
-    tell("    first update after", time.monotonic() - killed_at)
+    report("    first update after", time.monotonic() - killed_at)
     task = int(key.rpartition("-")[2])
     run.until(lambda: task in [e["task"] for e in run.arrivals(2)], 90.0, "the task in training")
-    tell("    the answer to the old run used after", time.monotonic() - killed_at)
-    federation.tell(2)
+    report("    the answer to the old run used after", time.monotonic() - killed_at)
+    federation.instruct(2)
     for device in range(4):
         run.more(2, device)
     # It was asked twice and answered twice with one and the same work.

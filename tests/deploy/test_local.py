@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def remote_addresses(pid):
-    """Whom a process is connected to, as the kernel writes it; loopback left out."""
+    """Remote addresses of a process, as the kernel writes them, without loopback."""
     found = set()
     try:
         links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -141,8 +141,8 @@ def test_what_a_killed_supervisor_leaves_is_ended(tmp_path):
             time.sleep(0.1)
         assert list(with_variable(FOLDER_VARIABLE, str(folder))) == []
         down = [*LATECOMER, "deploy", "down", "--dir", str(folder)]
-        said = subprocess.run(down, timeout=60, check=True, capture_output=True, text=True).stdout
-        assert "nothing was running" in said
+        output = subprocess.run(down, timeout=60, check=True, capture_output=True, text=True).stdout
+        assert "nothing was running" in output
     finally:
         up.kill()
         up.wait()

@@ -1,4 +1,4 @@
-"""A pid is not enough: what is not ours is never touched."""
+"""Processes are identified by pid and start time; others are never signalled."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_another_process_with_the_same_pid_is_spared(sleeper):
     assert sleeper.poll() is None
 
 
-def test_without_proc_ps_tells_them_apart(sleeper, monkeypatch, tmp_path):
+def test_without_proc_ps_gives_the_start_times(sleeper, monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "PROC", tmp_path)
     one = process(sleeper.pid)
     assert one is not None

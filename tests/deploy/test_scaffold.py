@@ -23,8 +23,8 @@ class Net(nn.Sequential):
 
 
 def test_an_app_is_complete(tmp_path):
-    said = list(make_app(tmp_path / "My App", "mlp", "digits"))
-    assert "deploy up" in said[1]
+    lines = list(make_app(tmp_path / "My App", "mlp", "digits"))
+    assert "deploy up" in lines[1]
     folder = tmp_path / "My App"
     found = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     package = ["__init__.py", "client_app.py", "server_app.py", "task.py"]
@@ -74,7 +74,7 @@ def test_its_model_and_data_are_those_that_were_asked_for(tmp_path, monkeypatch)
         ("resnet18", "digits:here", "takes no path"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(tmp_path, model, data, message):
+def test_mistakes_are_errors_before_anything_is_written(tmp_path, model, data, message):
     with pytest.raises(BadInput, match=message):
         list(make_app(tmp_path / "app", model, data))
     assert not (tmp_path / "app").exists()

@@ -42,12 +42,12 @@ def test_many_nodes_for_a_long_time(tmp_path):
     with LightFederation(tmp_path, 0) as federation:
         federation.start()
         arguments = [federation.server.address, NODES, tmp_path / "devices", HIDDEN, SLOWEST]
-        with (tmp_path / "nodes.log").open("wb") as said:
+        with (tmp_path / "nodes.log").open("wb") as output:
             nodes = subprocess.Popen(
                 [sys.executable, str(PROGRAM), *map(str, arguments)],
                 env=federation.server.environment,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
         try:
             soak(federation, LightRun(federation, tmp_path / "run", probe=300.0), nodes.pid)

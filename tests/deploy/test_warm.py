@@ -51,7 +51,7 @@ def received(state, message, pull_object=None, confirm=lambda *given: None):
         object_store=state.object_store,
         node_config={},
         receive=lambda: (message, get_object_tree(message)),
-        get_run=over,  # which it knows already
+        get_run=over,  # not called: the run is stored
         get_fab=over,
         pull_object=pull_object or (lambda run, number: whole[number].deflate()),
         confirm_message_received=confirm,

@@ -14,11 +14,11 @@ from latecomer.device.networks import build_networks
 from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
 from latecomer.engines.wire import (
-    GoOn,
     InvalidPayload,
+    ResumeOrder,
     decode_introduction,
     decode_update,
-    encode_go_on,
+    encode_resume,
     encode_task,
 )
 
@@ -60,7 +60,7 @@ def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, unt
     use = ServingSettings(0.5, 1.0, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
     answer = agent.answer(encode_task(task, "s-0", "r", until, use))
     if until:
-        answer = agent.answer(encode_go_on(GoOn("s-0", 2)))
+        answer = agent.answer(encode_resume(ResumeOrder("s-0", 2)))
     delta = decode_update(answer, task, "s-0").delta
     own = an_agent(tmp_path).load_deployed_model()
     assert own.settings == use
@@ -78,7 +78,7 @@ def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
     task = a_task(offers=(Offer("b", 1, good),))
     agent = an_agent(tmp_path)
     answer = agent.answer(
-        encode_task(task, "s-0", "r", use=ServingSettings(0.0, 1.0, (0.2, 0.3, 0.5), (1.0,)))
+        encode_task(task, "s-0", "r", serving=ServingSettings(0.0, 1.0, (0.2, 0.3, 0.5), (1.0,)))
     )
     assert decode_update(answer, task, "s-0").choice == 1
     own = agent.load_deployed_model()
@@ -99,7 +99,9 @@ def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monk
 def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path, optimizer):
     agent = an_agent(tmp_path, PRIVATE)
     spec = replace(SPEC, optimizer=optimizer)
-    agent.answer(encode_task(a_task(spec=spec), "s-0", "r", use=ServingSettings(interpolation=1.0)))
+    agent.answer(
+        encode_task(a_task(spec=spec), "s-0", "r", serving=ServingSettings(interpolation=1.0))
+    )
     assert torch.equal(agent.load_deployed_model().params, a_task().params)
 
 

@@ -14,11 +14,11 @@ from latecomer.device.privacy import Privacy
 from latecomer.device.training import Plan, local_update
 from latecomer.engines.agent import Agent
 from latecomer.engines.wire import (
-    GoOn,
     InvalidPayload,
+    ResumeOrder,
     decode_progress,
     decode_update,
-    encode_go_on,
+    encode_resume,
     encode_task,
 )
 
@@ -62,12 +62,12 @@ class InParts:
         parcel, names = self.asks(encode_task(task, "k", "r", until=1)), {}
         while (progress := decode_progress(parcel, "k")) is not None:
             due = [each for each in news if each[0] == progress.passes]
-            order = GoOn("k", progress.passes + 1)
+            order = ResumeOrder("k", progress.passes + 1)
             if due:
                 _, number, newer = due[0]
                 names[number] = f"s-{number}"
                 order = replace(order, number=number, name=names[number], newer=newer)
-            parcel = self.asks(encode_go_on(order))
+            parcel = self.asks(encode_resume(order))
         return decode_update(parcel, task, "k", names)
 
 
@@ -134,10 +134,10 @@ def test_a_narrow_device_does_its_parts_of_a_sub_model(tmp_path):
 
 def test_what_comes_again_is_not_done_again(tmp_path):
     device, task = InParts(tmp_path), a_task()
-    start, second = encode_task(task, "k", "r", until=1), encode_go_on(GoOn("k", 2))
+    start, second = encode_task(task, "k", "r", until=1), encode_resume(ResumeOrder("k", 2))
     for parcel, passes in ((start, 1), (start, 1), (second, 2), (second, 2), (start, 2)):
         assert decode_progress(device.asks(parcel), "k").passes == passes
-    last = encode_go_on(GoOn("k", 4))
+    last = encode_resume(ResumeOrder("k", 4))
     answers = [decode_update(device.asks(p), task, "k") for p in (last, last, second, start)]
     for each in answers:
         same(each, answers[0])
@@ -148,11 +148,11 @@ def test_what_comes_again_is_not_done_again(tmp_path):
 def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):
     device, task = InParts(tmp_path), a_task()
     device.asks(encode_task(task, "k", "r", until=1))
-    device.asks(encode_go_on(GoOn("k", 2, 1, "s-1", 0, MODEL.init(2))))
+    device.asks(encode_resume(ResumeOrder("k", 2, 1, "s-1", 0, MODEL.init(2))))
     told = decode_progress(device.asks(encode_task(task, "k", "r", until=1)), "k")
     assert (told.passes, told.number, told.name) == (2, 1, "s-1")
     for _ in range(2):
-        answer = device.asks(encode_go_on(GoOn("k", 4)))
+        answer = device.asks(encode_resume(ResumeOrder("k", 4)))
         broadcasts = replace(task, broadcasts=(Offer("main", 1, MODEL.init(2)),))
         assert decode_update(answer, broadcasts, "k", {1: "s-1"}).choice == 1
         with pytest.raises(InvalidPayload, match="has not sent"):
@@ -165,15 +165,17 @@ def test_a_new_task_takes_the_place_of_an_unfinished_one(tmp_path):
     got = device.whole(task)
     same(got, device.client.perform(replace(task, number=1)))
     with pytest.raises(InvalidPayload, match="not in the middle"):
-        device.asks(encode_go_on(GoOn("old", 2)))
+        device.asks(encode_resume(ResumeOrder("old", 2)))
 
 
-@pytest.mark.parametrize("order", [GoOn("other", 2), GoOn("k", 2, 1, "s-1", 0, torch.ones(3))])
+@pytest.mark.parametrize(
+    "order", [ResumeOrder("other", 2), ResumeOrder("k", 2, 1, "s-1", 0, torch.ones(3))]
+)
 def test_what_does_not_fit_is_refused(tmp_path, order):
     device = InParts(tmp_path)
     device.asks(encode_task(a_task(), "k", "r", until=1))
     with pytest.raises(InvalidPayload):
-        device.asks(encode_go_on(order))
+        device.asks(encode_resume(order))
 
 
 @pytest.mark.parametrize("spec", [SPEC, replace(SPEC, balance=0.5), replace(SPEC, lazy=0.5)])

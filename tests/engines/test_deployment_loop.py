@@ -1,4 +1,4 @@
-"""Nodes come, go, fail and lie; the loop goes on, and says what it did."""
+"""The deployment loop with nodes that connect, disconnect, fail and send invalid replies."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -18,79 +18,79 @@ from toy import SIZE
 BAD = 2  # the node that misbehaves
 
 
-class Liar(ToyNode):
-    """Answers with what `lie` makes of the honest answer."""
+class FaultyNode(ToyNode):
+    """Replies with `falsify` of the valid reply."""
 
-    lie = staticmethod(lambda honest: honest)
+    falsify = staticmethod(lambda valid: valid)
 
-    def reply(self, honest):
-        return self.lie(honest)
+    def reply(self, valid):
+        return self.falsify(valid)
 
 
-def liar(lie):
-    node = Liar(f"toy-{BAD}")
-    node.lie = lie
+def faulty(falsify):
+    node = FaultyNode(f"toy-{BAD}")
+    node.falsify = falsify
     return node
 
 
-def telling(**fields):
+def with_fields(**fields):
     names = {name.replace("_", "-"): value for name, value in fields.items()}
-    return lambda honest: replace(honest, fields={**honest.fields, **names})
+    return lambda valid: replace(valid, fields={**valid.fields, **names})
 
 
-def measuring(**metrics):
+def with_metrics(**metrics):
     names = {name.replace("_", "-"): value for name, value in metrics.items()}
-    return lambda honest: replace(honest, metrics={**honest.metrics, **names})
+    return lambda valid: replace(valid, metrics={**valid.metrics, **names})
 
 
-def bringing(array):
-    return lambda honest: replace(honest, array=array)
+def with_array(array):
+    return lambda valid: replace(valid, array=array)
 
 
 def without(field):
-    def lie(honest):
-        return replace(honest, fields={n: v for n, v in honest.fields.items() if n != field})
+    def falsify(valid):
+        return replace(valid, fields={n: v for n, v in valid.fields.items() if n != field})
 
-    return lie
+    return falsify
 
 
 NAN = pack(torch.full((SIZE,), float("nan")))
-LIES = {
-    "too long": (bringing(pack(torch.ones(SIZE + 1))), "shape"),
-    "two rows": (bringing(pack(torch.ones(SIZE), torch.ones(SIZE))), "shape"),
-    "float64": (bringing(Packed("float64", (1, SIZE), b"x")), "float64"),
+FAULTS = {
+    "too long": (with_array(pack(torch.ones(SIZE + 1))), "shape"),
+    "two rows": (with_array(pack(torch.ones(SIZE), torch.ones(SIZE))), "shape"),
+    "float64": (with_array(Packed("float64", (1, SIZE), b"x")), "float64"),
     "objects": (
-        bringing(Packed("float32", (1, SIZE), b"\x80\x04." * 40)),
+        with_array(Packed("float32", (1, SIZE), b"\x80\x04." * 40)),
         "do not match its dtype",
     ),
-    "no array": (bringing(None), "array is missing"),
-    "nan": (bringing(NAN), "not finite"),
-    "huge": (bringing(pack(torch.full((SIZE,), 3e38))), "not finite|norm"),
-    "another task": (telling(task="s-0"), "for another task"),
-    "negative examples": (measuring(num_examples=-5), "num_examples"),
-    "a million million examples": (measuring(num_examples=10**12), "num_examples"),
-    "true examples": (measuring(num_examples=True), "num_examples"),
-    "a metric that is true": (measuring(loss=True), "metric"),
-    "a metric that is a text": (measuring(loss="low"), "metric"),
-    "a metric that is a list": (measuring(loss=[1.0]), "metric"),
-    "a metric that is nan": (measuring(loss=float("nan")), "metric"),
-    "negative noise": (telling(noise_std=-1.0), "noise_std"),
-    "a choice it did not have": (telling(choice=1), "choice"),
-    "a negative choice": (telling(choice=-1), "choice"),
-    "a choice that is a text": (telling(choice="0"), "choice"),
-    "epsilon infinite": (telling(epsilon=float("inf")), "epsilon"),
-    "last that is a text": (telling(last="yes"), "last"),
+    "no array": (with_array(None), "array is missing"),
+    "nan": (with_array(NAN), "not finite"),
+    "huge": (with_array(pack(torch.full((SIZE,), 3e38))), "not finite|norm"),
+    "another task": (with_fields(task="s-0"), "for another task"),
+    "negative examples": (with_metrics(num_examples=-5), "num_examples"),
+    "a million million examples": (with_metrics(num_examples=10**12), "num_examples"),
+    "true examples": (with_metrics(num_examples=True), "num_examples"),
+    "a metric that is true": (with_metrics(loss=True), "metric"),
+    "a metric that is a text": (with_metrics(loss="low"), "metric"),
+    "a metric that is a list": (with_metrics(loss=[1.0]), "metric"),
+    "a metric that is nan": (with_metrics(loss=float("nan")), "metric"),
+    "negative noise": (with_fields(noise_std=-1.0), "noise_std"),
+    "a choice it did not have": (with_fields(choice=1), "choice"),
+    "a negative choice": (with_fields(choice=-1), "choice"),
+    "a choice that is a text": (with_fields(choice="0"), "choice"),
+    "epsilon infinite": (with_fields(epsilon=float("inf")), "epsilon"),
+    "last that is a text": (with_fields(last="yes"), "last"),
     "no task": (without("task"), "task"),
     "no epsilon": (without("epsilon"), "epsilon"),
-    "nothing": (lambda honest: Payload({}), "task"),
-    "a numpy array for metrics": (measuring(loss=np.ones(3)), "metric"),
+    "nothing": (lambda valid: Payload({}), "task"),
+    "a numpy array for metrics": (with_metrics(loss=np.ones(3)), "metric"),
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(name):
-    lie, reason = LIES[name]
-    run = ToyFederation(nodes={BAD: liar(lie)})
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_invalid_reply_is_refused_with_a_reason_and_others_continue(name):
+    falsify, reason = FAULTS[name]
+    run = ToyFederation(nodes={BAD: faulty(falsify)})
     assert run.until(40) == "updates"
     refused = [f for kind in ("refusal", "drop") for f in run.lines(kind)]
     assert refused
@@ -101,8 +101,8 @@ def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(name):
 
 
 @pytest.mark.parametrize("name", ["nan", "no array"])
-def test_a_liar_is_asked_ever_more_rarely(name):
-    run = ToyFederation(nodes={BAD: liar(LIES[name][0])}, timeouts=Timeouts(back_off=4.0))
+def test_a_faulty_device_gets_tasks_at_growing_intervals(name):
+    run = ToyFederation(nodes={BAD: faulty(FAULTS[name][0])}, timeouts=Timeouts(back_off=4.0))
     run.until(virtual_seconds=200.0)
     asked = [time for time, node, kind in run.transport.sent if node == BAD and kind == "train"]
     gaps = np.diff(asked)
@@ -111,7 +111,7 @@ def test_a_liar_is_asked_ever_more_rarely(name):
 
 
 def test_bytes_are_counted_in_both_directions():
-    run = ToyFederation(nodes={BAD: liar(LIES["nan"][0])})
+    run = ToyFederation(nodes={BAD: faulty(FAULTS["nan"][0])})
     run.until(20)
     received = run.lines("arrival") + run.lines("refusal")
     sent = [kind for _, _, kind in run.transport.sent if kind == "train"]
@@ -120,8 +120,8 @@ def test_bytes_are_counted_in_both_directions():
 
 
 def test_a_node_that_recovers_is_used_again():
-    turns = iter(["the client raised an error"] * 2)
-    run = ToyFederation(nodes={BAD: liar(lambda honest: next(turns, honest))})
+    errors = iter(["the client raised an error"] * 2)
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: next(errors, valid))})
     run.until(60)
     assert [f["reason"] for f in run.lines("drop")] == ["the client raised an error"] * 2
     assert BAD in {f["device"] for f in run.lines("arrival")}
@@ -132,11 +132,11 @@ def test_a_node_that_recovers_is_used_again():
 class RecordsSettings(ToyNode):
     """Records the serving settings of the tasks that it is sent."""
 
-    uses: list[ServingSettings | None] = field(default_factory=list)
+    settings: list[ServingSettings | None] = field(default_factory=list)
 
     def __call__(self, kind, payload):
-        if kind == "train" and "go-on" not in payload.fields:
-            self.uses.append(decode_task(payload, lambda name: (None, SIZE)).use)
+        if kind == "train" and "resume" not in payload.fields:
+            self.settings.append(decode_task(payload, lambda name: (None, SIZE)).serving)
         return super().__call__(kind, payload)
 
 
@@ -144,24 +144,24 @@ def test_tasks_carry_the_serving_settings():
     node = RecordsSettings("toy-0")
     run = ToyFederation("latecomer", nodes={0: node})
     run.until(40)
-    assert node.uses[-1] == ServingSettings(prior_correction=1.0)
+    assert node.settings[-1] == ServingSettings(prior_correction=1.0)
     run.server.strategy.serving.prior_correction = 0.5
     run.until(80)
     assert (
-        node.uses[-1]
+        node.settings[-1]
         == run.server.serving_settings("main")
         == ServingSettings(prior_correction=0.5)
     )
     plain = RecordsSettings("toy-0")
     ToyFederation("fedasync", nodes={0: plain}).until(10)
-    assert plain.uses[-1] is None
+    assert plain.settings[-1] is None
 
 
 @pytest.mark.parametrize("strategy", sorted(recipes()))
 def test_strange_but_lawful_metrics_break_no_strategy(strategy):
     odd = {"loss_rms": -1e300, "feedback": 1e300, "error": -5, "loss_0": -1e300, "soft_0": 1e300}
-    nodes = {BAD: liar(measuring(**odd)), 3: ToyNode("toy-3")}
-    nodes[BAD].lie = lambda honest: replace(honest, metrics={**honest.metrics, **odd})
+    nodes = {BAD: faulty(with_metrics(**odd)), 3: ToyNode("toy-3")}
+    nodes[BAD].falsify = lambda valid: replace(valid, metrics={**valid.metrics, **odd})
     run = ToyFederation(strategy, nodes=nodes)
     assert run.until(60) == "updates"
 
@@ -185,7 +185,7 @@ def test_an_answer_counts_once():
     assert run.lines("refusal")
 
 
-def test_a_reply_nobody_asked_for_is_refused():
+def test_a_reply_without_a_message_is_refused():
     run = ToyFederation()
     run.until(3)
     run.transport.again(Delivery("m999", Payload({"task": "s-1"})))
@@ -195,7 +195,7 @@ def test_a_reply_nobody_asked_for_is_refused():
     ]
 
 
-def test_a_node_that_does_not_say_who_it_is_gets_no_task():
+def test_a_node_without_an_introduction_gets_no_task():
     run = ToyFederation(nodes={BAD: lambda kind, payload: Payload({"name": 5})})
     run.until(40)
     assert BAD not in {node for _, node, kind in run.transport.sent if kind == "train"}
@@ -224,7 +224,7 @@ def test_a_rejected_push_is_tried_again_later():
 
 def test_a_device_keeps_its_number_under_a_new_node():
     """A node that restarts without a key comes back under another id."""
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: None)})
     run.until(10)
     silent = run.transport.answers.pop(BAD)
     run.transport.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
@@ -239,8 +239,8 @@ def test_a_device_keeps_its_number_under_a_new_node():
 
 
 def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
-    """As a real SuperLink does: it lists a dead node, and reports the loss, for a minute."""
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    """A real SuperLink lists a dead node for a minute and then reports the loss."""
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: None)})
     run.until(10)
     (message,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD]
     run.transport.answers[BAD + 5] = ToyNode(f"toy-{BAD}")
@@ -256,7 +256,7 @@ def test_a_node_whose_loss_is_noticed_late_is_no_trouble():
 
 def lost_node(**options):
     """A run whose node BAD is lost with a task, and that node."""
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, **options)
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: None)}, **options)
     run.until(virtual_seconds=500.0)
     silent = run.transport.answers[BAD]
     (message,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD]
@@ -292,7 +292,7 @@ def test_a_device_that_stays_away_loses_its_task():
 
 def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
     """With its key a node may be back under its number at the very moment it is given up."""
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: None)})
     run.until(virtual_seconds=100.0)
     silent = run.transport.answers[BAD]
     run.transport.answers[BAD] = back = ToyNode(f"toy-{BAD}")
@@ -304,7 +304,7 @@ def test_a_node_that_was_never_seen_to_go_is_asked_and_sent_its_task_again():
 
 
 def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)})
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: None)})
     run.until(virtual_seconds=3000.0)
     assert [kind for _, node, kind in run.transport.sent if node == BAD] == [
         "query",
@@ -316,10 +316,10 @@ def test_a_node_at_work_for_long_is_asked_once_and_left_in_peace():
 
 def test_two_answers_to_one_task_at_one_moment_count_once():
     answers = []
-    run = ToyFederation(nodes={BAD: liar(lambda honest: answers.append(honest))})
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: answers.append(valid))})
     run.until(10)
     (old,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD]
-    run.transport.answers[BAD + 5] = liar(lambda honest: answers.append(honest))
+    run.transport.answers[BAD + 5] = faulty(lambda valid: answers.append(valid))
     run.until(20)
     (new,) = [m for m, f in run.loop.in_flight.open.items() if f.device == BAD and m != old]
     for message, answer in zip((old, new), answers, strict=True):
@@ -332,16 +332,16 @@ def test_two_answers_to_one_task_at_one_moment_count_once():
 def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
     timeouts = Timeouts(overdue=10.0, node_poll=1.0)
     slow = ToyFederation(
-        nodes={BAD: liar(lambda honest: None)}, timeouts=timeouts, options={"concurrency": 1}
+        nodes={BAD: faulty(lambda valid: None)}, timeouts=timeouts, options={"concurrency": 1}
     )
     slow.until(15)
     assert [f["device"] for f in slow.lines("overdue")] == [BAD]
-    (message, flight), *_ = [
+    (message, sent), *_ = [
         (m, f)
         for m, f in slow.loop.in_flight.open.items()
         if f.device == BAD and f.task is not None
     ]
-    key = slow.loop.in_flight.keys[flight.task]
+    key = slow.loop.in_flight.keys[sent.task]
     late = ToyNode("x").reply(
         Payload(
             {"task": key, "skipped": False, "noise-std": 0.0, "choice": 0, "epsilon": 0.0,
@@ -355,7 +355,7 @@ def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
     before = slow.server.accepted
     slow.until(before + 1)
     (line,) = [f for f in slow.lines("arrival") if f["device"] == BAD]
-    assert line["task"] == flight.task
+    assert line["task"] == sent.task
     assert line["staleness"] > 5
     slow.until(before + 30)
     assert len([f for f in slow.lines("arrival") if f["device"] == BAD]) > 1
@@ -363,13 +363,13 @@ def test_an_overdue_task_makes_room_and_its_answer_is_still_used():
 
 def test_a_task_is_given_up_in_the_end():
     timeouts = Timeouts(overdue=10.0, give_up=30.0)
-    run = ToyFederation(nodes={BAD: liar(lambda honest: None)}, timeouts=timeouts)
+    run = ToyFederation(nodes={BAD: faulty(lambda valid: None)}, timeouts=timeouts)
     run.until(virtual_seconds=40.0)
     assert [f["reason"] for f in run.lines("drop")] == ["no reply within 30 s"]
     assert len(run.server.open_tasks) <= 5
 
 
-# A new life after the server was killed.
+# Restarts of the server.
 
 
 @pytest.mark.parametrize("strategy", sorted(recipes()))

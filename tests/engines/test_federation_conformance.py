@@ -10,8 +10,8 @@ pytestmark = pytest.mark.parametrize("name", sorted(recipes()))
 KINDS = ("dispatch", "arrival", "commit", "split", "merge", "compensation", "drop", "retire")
 
 
-def told(log):
-    """What both must say, at the same moments; only the virtual engine knows of spans."""
+def lines(log):
+    """The log without spans, which only the virtual engine writes."""
     return [
         (time, kind, {name: value for name, value in fields.items() if name != "spans"})
         for time, kind, fields in log
@@ -25,5 +25,5 @@ def test_the_loop_and_the_virtual_engine_agree_to_the_bit(name):
     real = ToyFederation(name)
     assert real.until(60) == "updates"
     assert real.heads() == virtual.heads()
-    assert told(real.log) == told(virtual.log)
+    assert lines(real.log) == lines(virtual.log)
     assert real.server.store.versions == virtual.server.store.versions

@@ -115,7 +115,7 @@ def test_a_client_that_raises_is_named_and_the_others_go_on(tmp_path):
     assert reasons == {"the client raised an error: out of memory"}
 
 
-def test_a_stalled_reply_keeps_nobody_waiting(tmp_path):
+def test_a_stalled_reply_delays_no_other(tmp_path):
     honest, log = an_app(tmp_path), []
     grid = ThreadGrid(honest, NODES)
     pull = grid.pull_messages
@@ -149,8 +149,11 @@ def test_a_hostile_reply_is_refused(tmp_path):
     def app(message, context):
         reply = honest(message, context)
         if context.node_id == 101 and message.metadata.message_type == "train":
-            told = from_records(reply.content)
-            return Message(to_records(Payload(told.fields, told.metrics, huge)), reply_to=message)
+            reply_payload = from_records(reply.content)
+            return Message(
+                to_records(Payload(reply_payload.fields, reply_payload.metrics, huge)),
+                reply_to=message,
+            )
         return reply
 
     assert a_loop(ThreadGrid(app, NODES), log).run(TIME) == "updates"
@@ -180,7 +183,7 @@ def test_a_device_is_named_by_its_node_config(config, name):
 
 
 @pytest.mark.parametrize("config", [{}, {"device-id": "../../etc"}, {"device-id": "a b"}])
-def test_a_device_without_a_usable_name_says_so(config):
+def test_a_device_without_a_valid_name_is_an_error(config):
     with pytest.raises(BadInput):
         device_name(Context(1, 5, config, RecordDict(), {}))
 

@@ -28,9 +28,9 @@ QUIET = {
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def superlink(tmp_path_factory):
 
 
 def ran(env, folder, name, strategy):
-    """What the app has said, and its log."""
+    """Output of the app, and its event log."""
     command = [BIN / "flwr", "run", EXAMPLES / name, "test", "--stream"]
     nodes = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     config = ["--run-config", f'updates=30 strategy="{strategy}" folder="{folder}/run"']
@@ -73,19 +73,19 @@ def ran(env, folder, name, strategy):
         text=True,
         timeout=300,
     )
-    said = done.stdout + done.stderr
-    assert "ended by updates: 30 updates" in said, said[-3000:]
+    output = done.stdout + done.stderr
+    assert "ended by updates: 30 updates" in output, output[-3000:]
     lines = (folder / "run" / "events.jsonl").read_text().splitlines()
     log = [json.loads(line) for line in lines]
     arrived = [line for line in log if line["event"] == "arrival"]
     assert {line["device"] for line in arrived} == {0, 1, 2}
     assert not [line for line in log if line["event"] in ("refusal", "drop")]
-    return said, log
+    return output, log
 
 
 def test_an_app_that_knows_nothing_of_latecomer_learns(superlink, tmp_path):
-    said, _ = ran(superlink, tmp_path, "flower-plain", "fedasync")
-    assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.7
+    output, _ = ran(superlink, tmp_path, "flower-plain", "fedasync")
+    assert float(re.search(r"accuracy ([\d.]+)", output)[1]) > 0.7
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 

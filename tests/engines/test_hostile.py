@@ -1,4 +1,4 @@
-"""What a hostile node may try beside a malformed answer: numbers, names, floods."""
+"""Malicious nodes beyond malformed replies: numbers of examples, names, floods."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ BAD = 2
 
 
 class Claims(ToyNode):
-    """Says that it has learnt from so many examples, once others have been heard."""
+    """Claims `claim` examples from its sixth task on."""
 
     claim = 10**6
 
-    def reply(self, honest):
+    def reply(self, valid):
         if len(self.asked) < 6:
-            return honest
-        return replace(honest, metrics={**honest.metrics, "num-examples": self.claim})
+            return valid
+        return replace(valid, metrics={**valid.metrics, "num-examples": self.claim})
 
 
 def test_a_million_examples_are_not_believed():
@@ -83,10 +83,10 @@ def test_names_cannot_be_made_up_without_end(monkeypatch):
 
 def test_nodes_that_come_and_go_leave_nothing_behind():
     run = ToyFederation(timeouts=Timeouts(node_poll=0.5))
-    for turn in range(30):
-        run.transport.answers[1000 + turn] = lambda kind, payload: Payload({})
+    for number in range(30):
+        run.transport.answers[1000 + number] = lambda kind, payload: Payload({})
         run.until(virtual_seconds=run.loop.now + 1.0)
-        del run.transport.answers[1000 + turn]
+        del run.transport.answers[1000 + number]
     run.until(virtual_seconds=run.loop.now + 1.0)
     assert len(run.loop.registry.nodes) == 5
     assert not run.loop.registry.failures
@@ -94,24 +94,24 @@ def test_nodes_that_come_and_go_leave_nothing_behind():
 
 
 def times(fast):
-    """When the honest devices are heard, beside one that answers a hundred times a second."""
+    """Arrival times, with or without a device that replies a hundred times per second."""
     profiles = [DeviceProfile(seconds_per_task=i + 1.0) for i in range(5)]
     nodes = {i: ToyNode(f"toy-{i}") for i in range(5)}
     if fast:
         profiles.append(DeviceProfile(seconds_per_task=0.01))
         nodes[5] = ToyNode("flood")
-    heard = []
+    log = []
     loop = DeploymentLoop(
         toy_server("fedasync"),
         FakeTransport(Fleet(tuple(profiles), seed=3), nodes),
-        on_note=lambda time, note: heard.append((time, note.kind, note.fields.get("device"))),
+        on_note=lambda time, note: log.append((time, note.kind, note.fields.get("device"))),
     )
     loop.run(Bounds(virtual_seconds=20.0))
-    arrived = [(round(time, 3), device) for time, kind, device in heard if kind == "arrival"]
+    arrived = [(round(time, 3), device) for time, kind, device in log if kind == "arrival"]
     return arrived, loop
 
 
-def test_a_flood_from_one_node_keeps_nobody_waiting():
+def test_a_flood_from_one_node_delays_no_other():
     alone, _ = times(fast=False)
     beside, loop = times(fast=True)
     assert len(beside) > 1000
@@ -119,7 +119,7 @@ def test_a_flood_from_one_node_keeps_nobody_waiting():
     assert len(loop.in_flight.open) <= 6
 
 
-def test_answers_nobody_asked_for_are_not_let_in_however_many():
+def test_any_number_of_replies_without_a_message_is_refused():
     run = ToyFederation()
     run.until(5)
     huge = Payload({"task": "s-1"}, {"num-examples": 1}, pack(torch.ones(SIZE)))

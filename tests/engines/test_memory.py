@@ -84,7 +84,7 @@ def test_lost_and_forgotten_tasks_leave_no_trace():
     memory = {}
     expected = [clients[3].perform(tasks[number], memory).delta for number in (0, 3)]
     trainer = trainer_of(0)
-    for number in (0, 2, 3):  # the second is lost: nobody expects it
+    for number in (0, 2, 3):  # the second is lost
         trainer.expect(tasks[number], 0.0)
     trainer.forget(tasks[2].id)
     found = {number: trainer.update(tasks[number]).delta for number in (3, 0)}

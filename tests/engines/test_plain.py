@@ -25,10 +25,10 @@ PLAIN = [name for name in recipes() if not needs_of(toy_server(name))]
 
 @dataclass
 class PlainNode(ToyNode):
-    """What Flower's template does: it knows arrays and examples, and no names or keys."""
+    """A client of Flower's template: arrays and num-examples, no name and no key."""
 
     device: int = 0
-    lie: object = None
+    falsify: object = None
 
     def __call__(self, kind, payload):
         if kind != "train":
@@ -44,12 +44,12 @@ class PlainNode(ToyNode):
             {"train_loss": 0.5, "num-examples": update.num_examples},
             named={name: pack_one(tensor) for name, tensor in trained.items()},
         )
-        return self.lie(answer) if self.lie else answer
+        return self.falsify(answer) if self.falsify else answer
 
 
-def federation(strategy="fedasync", lie=None, **more):
+def federation(strategy="fedasync", falsify=None, **more):
     nodes = {i: PlainNode(f"toy-{i}", device=i) for i in range(5)}
-    nodes[BAD].lie = lie
+    nodes[BAD].falsify = falsify
     return ToyFederation(strategy, nodes, codec=PlainFlowerCodec(LAYOUT), **more)
 
 
@@ -84,14 +84,14 @@ def test_a_model_of_another_size_is_refused():
         ToyFederation(codec=PlainFlowerCodec(Layout(("w",), ((3,),))))
 
 
-def test_nodes_are_not_asked_who_they_are():
+def test_nodes_are_not_queried():
     run = federation()
     run.until(20)
     assert {kind for _, _, kind in run.transport.sent} == {"train"}
     assert run.lines("introduction")[0] == {"device": 0, "name": "node-0", "width": 1.0}
 
 
-def test_the_message_says_what_flowers_own_strategies_say():
+def test_the_message_has_the_form_of_flowers_strategies():
     spec = TrainSpec(local_epochs=3, batch_size=8, lr=0.2, lr_scale=0.5, prox=0.1)
     sent = PlainFlowerCodec(LAYOUT).encode(
         Task(7, 3, 2, MAIN, 4, spec, torch.arange(6.0)), "k", "r"
@@ -105,43 +105,43 @@ def renamed(answer):
     return replace(answer, named={f"module.{n}": p for n, p in answer.named.items()})
 
 
-def bringing(**arrays):
+def with_arrays(**arrays):
     return lambda answer: replace(answer, named={**answer.named, **arrays})
 
 
-def measuring(**metrics):
+def with_metrics(**metrics):
     names = {name.replace("_", "-"): value for name, value in metrics.items()}
     return lambda answer: replace(answer, metrics={**answer.metrics, **names})
 
 
-LIES = {
+FAULTS = {
     "other names": (renamed, "'module.bias' is unknown"),
-    "one more": (bringing(extra=pack_one(torch.ones(2))), "'extra' is unknown"),
+    "one more": (with_arrays(extra=pack_one(torch.ones(2))), "'extra' is unknown"),
     "one less": (lambda a: replace(a, named={"bias": a.named["bias"]}), "'weight' is missing"),
     "nothing": (lambda a: Payload({}), "is missing"),
-    "another shape": (bringing(weight=pack_one(torch.ones(4))), "'weight': .*shape"),
-    "float64": (bringing(bias=pack_one(torch.ones(2).double())), "float64"),
-    "no bytes": (bringing(bias=Packed("float32", (2,), b"")), "do not match its dtype"),
-    "too many bytes": (bringing(bias=Packed("float32", (2,), b"0" * 5000)), "more bytes"),
+    "another shape": (with_arrays(weight=pack_one(torch.ones(4))), "'weight': .*shape"),
+    "float64": (with_arrays(bias=pack_one(torch.ones(2).double())), "float64"),
+    "no bytes": (with_arrays(bias=Packed("float32", (2,), b"")), "do not match its dtype"),
+    "too many bytes": (with_arrays(bias=Packed("float32", (2,), b"0" * 5000)), "more bytes"),
     "a pickle": (
-        bringing(bias=Packed("float32", (2,), b"\x80\x04." * 30)),
+        with_arrays(bias=Packed("float32", (2,), b"\x80\x04." * 30)),
         "do not match its dtype",
     ),
-    "nan": (bringing(bias=pack_one(torch.full((2,), float("nan")))), "not finite"),
-    "huge": (bringing(bias=pack_one(torch.full((2,), 3e38))), "not finite|norm"),
+    "nan": (with_arrays(bias=pack_one(torch.full((2,), float("nan")))), "not finite"),
+    "huge": (with_arrays(bias=pack_one(torch.full((2,), 3e38))), "not finite|norm"),
     "no examples": (lambda a: replace(a, metrics={"train_loss": 0.1}), "num-examples"),
-    "negative examples": (measuring(num_examples=-3), "num_examples"),
-    "half an example": (measuring(num_examples=0.5), "num_examples"),
-    "a million million examples": (measuring(num_examples=10**12), "num_examples"),
-    "a metric that is a text": (measuring(loss="low"), "metric"),
-    "a metric that is nan": (measuring(loss=float("nan")), "metric"),
+    "negative examples": (with_metrics(num_examples=-3), "num_examples"),
+    "half an example": (with_metrics(num_examples=0.5), "num_examples"),
+    "a million million examples": (with_metrics(num_examples=10**12), "num_examples"),
+    "a metric that is a text": (with_metrics(loss="low"), "metric"),
+    "a metric that is nan": (with_metrics(loss=float("nan")), "metric"),
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(name):
-    lie, reason = LIES[name]
-    run = federation(lie=lie)
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_invalid_reply_is_refused_with_a_reason_and_others_continue(name):
+    falsify, reason = FAULTS[name]
+    run = federation(falsify=falsify)
     assert run.until(40) == "updates"
     refused = [f for kind in ("refusal", "drop") for f in run.lines(kind)]
     assert refused
@@ -151,7 +151,7 @@ def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(name):
 
 
 def test_series_of_numbers_are_nobodys_business():
-    run = federation(lie=measuring(losses=[1.0, 0.5]))
+    run = federation(falsify=with_metrics(losses=[1.0, 0.5]))
     run.until(40)
     assert BAD in {f["device"] for f in run.lines("arrival")}
 

@@ -53,7 +53,7 @@ def test_oort_of_all_is_fedavg(kernel):
     ours, losses = run(kernel, "oort", fraction=1.0)
     assert torch.equal(plain, ours)
     assert not any(silent.values())
-    assert all(0 < told["loss_rms"] < 10 for told in losses.values())
+    assert all(0 < metrics["loss_rms"] < 10 for metrics in losses.values())
 
 
 @pytest.mark.parametrize("kernel", ["batched", "compiled"])
@@ -61,5 +61,5 @@ def test_the_losses_are_the_same(kernel):
     _, plain = run("plain", "oort", fraction=1.0)
     _, ours = run(kernel, "oort", fraction=1.0)
     assert plain.keys() == ours.keys()
-    for task, told in plain.items():
-        assert ours[task]["loss_rms"] == pytest.approx(told["loss_rms"], rel=1e-4)
+    for task, metrics in plain.items():
+        assert ours[task]["loss_rms"] == pytest.approx(metrics["loss_rms"], rel=1e-4)

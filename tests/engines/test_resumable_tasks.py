@@ -11,7 +11,7 @@ from latecomer.core.messages import Offer, Task, TrainSpec
 from latecomer.core.parts import Parts
 from latecomer.core.strategy import Strategy
 from latecomer.engines.resumable_tasks import ResumableTask, restored
-from latecomer.engines.wire import GoOn, InvalidPayload, Progress
+from latecomer.engines.wire import InvalidPayload, Progress, ResumeOrder
 from latecomer.strategies.recipe import build_strategy
 from toy import ToyRun, toy_fleet, toy_server
 
@@ -87,35 +87,35 @@ def test_a_restarted_server_takes_up_tasks_in_their_middle():
     assert refused <= {"refused: the update is from a model that this server has not sent"}
 
 
-class Liar(ToyNode):
-    lie = staticmethod(lambda progress: progress)
+class FaultyNode(ToyNode):
+    falsify = staticmethod(lambda progress: progress)
 
     def progress(self):
-        return self.lie(super().progress())
+        return self.falsify(super().progress())
 
 
-def saying(**fields):
-    return lambda honest: replace(honest, fields={**honest.fields, **fields})
+def with_fields(**fields):
+    return lambda valid: replace(valid, fields={**valid.fields, **fields})
 
 
-LIES = {
-    "it has not begun": (saying(passes=0), "passes must be"),
-    "it has done all": (saying(passes=4), "passes must be"),
-    "it has done too much": (saying(passes=10**9), "passes must be"),
-    "half a pass": (saying(passes=0.5), "passes"),
-    "true": (saying(passes=True), "passes"),
-    "another task": (saying(task="s-0"), "another task"),
-    "a model it was not sent": (saying(choice=1, base="s-1"), "has not sent|another"),
-    "a model without a name": (saying(choice=7), "has not sent"),
+FAULTS = {
+    "it has not begun": (with_fields(passes=0), "passes must be"),
+    "it has done all": (with_fields(passes=4), "passes must be"),
+    "it has done too much": (with_fields(passes=10**9), "passes must be"),
+    "half a pass": (with_fields(passes=0.5), "passes"),
+    "true": (with_fields(passes=True), "passes"),
+    "another task": (with_fields(task="s-0"), "another task"),
+    "a model it was not sent": (with_fields(choice=1, base="s-1"), "has not sent|another"),
+    "a model without a name": (with_fields(choice=7), "has not sent"),
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_lie_about_its_progress_is_refused(name):
-    lie, reason = LIES[name]
-    liar = Liar(f"toy-{BAD}")
-    liar.lie = lie
-    run = ToyFederation("echopfl", {BAD: liar}, options={"broadcast": "every-n"})
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_false_progress_report_is_refused(name):
+    falsify, reason = FAULTS[name]
+    node = FaultyNode(f"toy-{BAD}")
+    node.falsify = falsify
+    run = ToyFederation("echopfl", {BAD: node}, options={"broadcast": "every-n"})
     run.server.spec = replace(run.server.spec, local_epochs=4)
     assert run.until(40) == "updates"
     refused = run.lines("drop")
@@ -124,14 +124,18 @@ def test_a_lie_about_its_progress_is_refused(name):
     assert all(re.search(reason, f["reason"]) for f in refused)
 
 
-def test_a_device_that_has_lost_its_place_loses_the_task():
-    class Forgets(ToyNode):
-        def go_on(self, told):
+def test_a_device_that_has_lost_its_state_fails_the_task():
+    class LosesState(ToyNode):
+        def resume(self, given):
             self.order = None
-            return super().go_on(told)
+            return super().resume(given)
 
-    run = ToyFederation("echopfl", {BAD: Forgets(f"toy-{BAD}")})
+    run = ToyFederation(
+        "echopfl", {BAD: LosesState(f"toy-{BAD}")}, options={"broadcast": "every-n"}
+    )
+    run.server.spec = replace(run.server.spec, local_epochs=4)
     assert run.until(40) == "updates"
+    assert run.lines("drop")
     assert all("not in the middle" in f["reason"] for f in run.lines("drop"))
 
 
@@ -147,7 +151,7 @@ def test_a_node_that_goes_in_mid_task_goes_on_when_it_is_back():
     assert task in [f["task"] for f in run.lines("arrival") if f["device"] == BAD]
 
 
-# The book-keeping itself.
+# ResumableTask itself.
 
 
 def a_task(offers=(), broadcasts=()):
@@ -157,42 +161,42 @@ def a_task(offers=(), broadcasts=()):
 
 def test_only_the_newest_is_sent_and_each_once():
     one, two = (Offer("main", v, torch.full((2,), float(v))) for v in (1, 2))
-    course, task = ResumableTask(4), a_task(broadcasts=(one, two))
-    course.broadcast(1, "s-1")
-    course.broadcast(2, "s-2")
-    assert course.usable == (2,)
-    sent = course.go_on(task, "k")
+    resumable, task = ResumableTask(4), a_task(broadcasts=(one, two))
+    resumable.broadcast(1, "s-1")
+    resumable.broadcast(2, "s-2")
+    assert resumable.usable == (2,)
+    sent = resumable.next_order(task, "k")
     assert (sent.until, sent.number, sent.name) == (2, 2, "s-2")
     assert torch.equal(sent.newer, two.params)
-    course.heard(Progress(2, 2, "s-2"))
-    assert course.usable == (2,)
-    assert course.go_on(task, "k") == GoOn("k", 3)
+    resumable.confirm(Progress(2, 2, "s-2"))
+    assert resumable.usable == (2,)
+    assert resumable.next_order(task, "k") == ResumeOrder("k", 3)
 
 
-def test_a_device_on_another_branch_is_told_which_offer_it_is_for():
+def test_a_newer_model_of_another_lineage_names_its_offer():
     other = Offer("other", 1, torch.ones(2))
-    course = ResumableTask(4)
-    course.broadcast(2, "s-2")
+    resumable = ResumableTask(4)
+    resumable.broadcast(2, "s-2")
     news = Offer("other", 3, torch.ones(2))
-    assert course.go_on(a_task((other,), (news,)), "k").fits == 1
+    assert resumable.next_order(a_task((other,), (news,)), "k").offer == 1
 
 
-def test_what_it_was_told_stays_usable_until_it_has_spoken():
-    course, task = ResumableTask(4), a_task(broadcasts=(Offer("main", 1, torch.ones(2)),) * 2)
-    course.broadcast(1, "s-1")
-    course.go_on(task, "k")
-    course.broadcast(2, "s-2")
-    assert course.usable == (1, 2)
-    course.heard(Progress(2))  # it has stayed with its branch
-    assert course.usable == (2,)
+def test_a_sent_model_stays_usable_until_the_next_progress_report():
+    resumable, task = ResumableTask(4), a_task(broadcasts=(Offer("main", 1, torch.ones(2)),) * 2)
+    resumable.broadcast(1, "s-1")
+    resumable.next_order(task, "k")
+    resumable.broadcast(2, "s-2")
+    assert resumable.usable == (1, 2)
+    resumable.confirm(Progress(2))  # it has not taken the model
+    assert resumable.usable == (2,)
 
 
 def test_it_comes_out_of_a_checkpoint_as_it_went_in():
-    course = ResumableTask(4, 2, 1, 2, 3, {1: "s-1"})
-    assert restored(course.state()) == course
+    resumable = ResumableTask(4, 2, 1, 2, 3, {1: "s-1"})
+    assert restored(resumable.state()) == resumable
 
 
-def test_a_word_from_the_past_is_refused():
-    course = ResumableTask(4, until=3)
+def test_an_old_progress_report_is_refused():
+    resumable = ResumableTask(4, until=3)
     with pytest.raises(InvalidPayload, match="passes must be 3 to 3"):
-        course.heard(Progress(2))
+        resumable.confirm(Progress(2))

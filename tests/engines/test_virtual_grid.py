@@ -106,16 +106,16 @@ def test_by_name_and_with_options_as_in_a_config(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"fraction_trian": 0.5}, "did you mean 'fraction_train'"),
         ({"fraction_train": "half"}, "strategy.fraction_train"),
         ({"min_train_nodes": 7}, "min_train_nodes = 7: the fleet has 6 devices"),
     ],
 )
-def test_a_wrong_option_is_named(tmp_path, options, said):
+def test_a_wrong_option_is_named(tmp_path, options, message):
     named = {"name": "flwr.serverapp.strategy:FedAvg", **options}
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         ran(tmp_path / "run", None, strategy=named)
     assert not (tmp_path / "run").exists()
 
@@ -172,7 +172,7 @@ def test_devices_that_are_away_are_waited_for(tmp_path):
     assert ran(tmp_path / "run", FedAvg(**ALL), fleet={"devices": 12}).summary["versions"] == 3
 
 
-class Tells(FedAvg):
+class UnknownKey(FedAvg):
     """A strategy with a config key that clients do not know."""
 
     def configure_train(self, server_round, arrays, config, grid):
@@ -191,10 +191,10 @@ class Personal(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"), [(Tells, "clipping-norm"), (Personal, "different models")]
+    ("strategy", "message"), [(UnknownKey, "clipping-norm"), (Personal, "different models")]
 )
-def test_what_cannot_be_simulated_is_said(tmp_path, strategy, said):
-    with pytest.raises(RunFailed, match=said):
+def test_what_cannot_be_simulated_is_an_error(tmp_path, strategy, message):
+    with pytest.raises(RunFailed, match=message):
         ran(tmp_path / "run", strategy(**ALL))
 
 

@@ -64,31 +64,34 @@ def test_a_task_comes_out_as_it_went_in():
 
 
 @pytest.mark.parametrize(
-    "use", [None, ServingSettings(), ServingSettings(0.5, 1, (0.25, 0.75), (1.0, -1.0))]
+    "serving", [None, ServingSettings(), ServingSettings(0.5, 1, (0.25, 0.75), (1.0, -1.0))]
 )
-def test_how_a_model_is_used_goes_with_the_task(use):
-    assert decode_task(encode_task(a_task(), "s-7", "run 1", use=use), whole).use == use
+def test_how_a_model_is_used_goes_with_the_task(serving):
+    assert (
+        decode_task(encode_task(a_task(), "s-7", "run 1", serving=serving), whole).serving
+        == serving
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"use.interpolation": "much"},
-        {"use.interpolation": [0.5]},
-        {"use.prior_correction": float("nan")},
-        {"use.output_bias": "1.0"},
-        {"use.output_bias": [0.0, float("inf")]},
-        {"use.class_prior": [True, False]},
-        {"use.class_prior": [0.0] * (MAX_METRICS + 1)},
+        {"serving.interpolation": "much"},
+        {"serving.interpolation": [0.5]},
+        {"serving.prior_correction": float("nan")},
+        {"serving.output_bias": "1.0"},
+        {"serving.output_bias": [0.0, float("inf")]},
+        {"serving.class_prior": [True, False]},
+        {"serving.class_prior": [0.0] * (MAX_METRICS + 1)},
     ],
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
-    payload = encode_task(a_task(), "s-7", use=ServingSettings(0.5))
+    payload = encode_task(a_task(), "s-7", serving=ServingSettings(0.5))
     with pytest.raises(InvalidPayload, match="must be a"):
         decode_task(replace(payload, fields={**payload.fields, **changes}), whole)
 
 
-def test_a_task_says_nothing_of_where_its_model_comes_from():
+def test_a_task_does_not_reveal_lineage_and_version():
     payload = encode_task(a_task(lineage="cluster of the ill"), "k")
     assert "cluster of the ill" not in str(payload.fields)
 
@@ -121,10 +124,10 @@ def test_a_device_refuses_a_task_it_cannot_understand(changes, reason):
 
 def test_a_spec_of_an_older_server_has_the_defaults():
     payload = encode_task(a_task(), "k")
-    told = {
+    fields = {
         name: value for name, value in payload.fields.items() if name != "spec.accumulate_residual"
     }
-    assert decode_task(Payload(told, array=payload.array), whole).task.spec == a_task().spec
+    assert decode_task(Payload(fields, array=payload.array), whole).task.spec == a_task().spec
 
 
 def test_an_update_comes_out_as_it_went_in():
@@ -211,9 +214,9 @@ def test_an_answer_of_the_wrong_form_is_refused(changes, reason):
 @pytest.mark.parametrize("name", ["task", "skipped", "choice", "epsilon", "last", "noise-std"])
 def test_a_missing_field_is_named(name):
     payload = encode_update(an_update(), "k")
-    told = {n: value for n, value in payload.fields.items() if n != name}
+    fields = {n: value for n, value in payload.fields.items() if n != name}
     with pytest.raises(InvalidPayload, match=name):
-        decode_update(Payload(told, payload.metrics, payload.array), a_task(), "k")
+        decode_update(Payload(fields, payload.metrics, payload.array), a_task(), "k")
 
 
 @pytest.mark.parametrize(
@@ -227,12 +230,12 @@ def test_impossible_metrics_are_refused(metrics):
 
 
 def test_an_introduction_comes_out_as_it_went_in():
-    who = Introduction("kitchen", "abc", 0.5)
-    assert decode_introduction(encode_introduction(who)) == who
+    device = Introduction("kitchen", "abc", 0.5)
+    assert decode_introduction(encode_introduction(device)) == device
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {},
         {"name": "a", "key": "b"},
@@ -244,6 +247,6 @@ def test_an_introduction_comes_out_as_it_went_in():
         {"name": "a", "key": "b", "width": 2.0},
     ],
 )
-def test_an_introduction_of_the_wrong_form_is_refused(told):
+def test_an_introduction_of_the_wrong_form_is_refused(fields):
     with pytest.raises(InvalidPayload):
-        decode_introduction(Payload(told))
+        decode_introduction(Payload(fields))

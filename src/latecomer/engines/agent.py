@@ -22,7 +22,7 @@ from latecomer.engines.wire import (
     Order,
     Payload,
     Progress,
-    decode_go_on,
+    decode_resume,
     decode_task,
     encode_introduction,
     encode_progress,
@@ -75,7 +75,7 @@ class Agent:
 
     def answer(self, payload: Payload) -> Payload:
         """Start or resume the task of this message; InvalidPayload if the message is malformed."""
-        if "go-on" in payload.fields:
+        if "resume" in payload.fields:
             return self._resume(payload)
         order = decode_task(payload, self._size_of)
         key, state = order.key, self.disk.load()
@@ -94,7 +94,7 @@ class Agent:
         if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
             return self._start(client, state, payload, order, task)
         update = client.perform(task, state.memory)
-        return self._answered(state, key, task, update, order.use)
+        return self._answered(state, key, task, update, order.serving)
 
     def _start(
         self, client: Client, state: DeviceState, payload: Payload, order: Order, task: Task
@@ -110,20 +110,20 @@ class Agent:
     def _resume(self, payload: Payload) -> Payload:
         """Train the next part of the open task, rebased on a newer model if there is one."""
         state = self.disk.load()
-        key = payload.fields.get("go-on")
+        key = payload.fields.get("resume")
         if state.answered == key:
             return _stored_answer(state)
         open_task = state.open_task
         if open_task is None or open_task.fields["task"] != key:
             raise InvalidPayload("this device is not in the middle of that task")
         training = open_task.training
-        order = decode_go_on(payload, training.params.numel())
+        order = decode_resume(payload, training.params.numel())
         if order.until <= training.passes:
             return _progress(open_task)  # the message came again
         first = Payload(open_task.fields, array=pack(*open_task.models.unbind()))
         given = decode_task(first, self._size_of)
         task = replace(given.task, device=0, number=open_task.number)
-        if order.newer is not None and training.accepts(order.fits):
+        if order.newer is not None and training.accepts(order.offer):
             training.rebase(order.number, order.newer)
             open_task.base = order.name
         client = self._client()
@@ -134,7 +134,7 @@ class Agent:
         if training.choice > len(task.offers):
             task = _with_broadcast(task, training.choice, training.base)
         update = client.answer(task, training.delta, training.choice, state.memory)
-        return self._answered(state, str(key), task, update, given.use, open_task.base)
+        return self._answered(state, str(key), task, update, given.serving, open_task.base)
 
     def _answered(
         self,

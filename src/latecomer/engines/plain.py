@@ -49,7 +49,7 @@ class PlainFlowerCodec:
         return Introduction(f"node-{node}", f"node-{node}")
 
     def encode(
-        self, task: Task, key: str, run: str, until: int = 0, use: ServingSettings | None = None
+        self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings | None = None
     ) -> Payload:
         spec = task.spec
         config: dict[str, int | float] = {

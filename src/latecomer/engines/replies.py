@@ -60,7 +60,7 @@ class Replies:
         if resumable is None or progress is None:
             sent = {} if resumable is None else resumable.names
             return self.run.codec.decode(delivery.payload, task, key, sent)
-        resumable.heard(progress)
+        resumable.confirm(progress)
         if task.broadcasts:
             self.run.timers.push(self.run.now, BroadcastSent((task.id,)))
         self.dispatch.pause(task, message)

@@ -18,9 +18,9 @@ class TaskCodec(Protocol):
         """The device behind this node; None if the node must be queried."""
 
     def encode(
-        self, task: Task, key: str, run: str, until: int = 0, use: ServingSettings | None = None
+        self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings | None = None
     ) -> Payload:
-        """The message with the task; for `key`, `run`, `until` and `use` see `wire.Order`."""
+        """The message with the task; for `key`, `run`, `until` and `serving` see `wire.Order`."""
 
     def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         """The update in a reply to this task; InvalidPayload if it does not match the task.
@@ -38,9 +38,9 @@ class NativeCodec:
         return None
 
     def encode(
-        self, task: Task, key: str, run: str, until: int = 0, use: ServingSettings | None = None
+        self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings | None = None
     ) -> Payload:
-        return encode_task(task, key, run, until, use)
+        return encode_task(task, key, run, until, serving)
 
     def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
         return decode_update(payload, task, key, newer)

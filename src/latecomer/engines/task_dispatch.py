@@ -10,7 +10,7 @@ from latecomer.engines.in_flight import InFlightMessage
 from latecomer.engines.resumable_tasks import ResumableTask
 from latecomer.engines.task_failures import TaskFailures
 from latecomer.engines.virtual import BroadcastSent
-from latecomer.engines.wire import encode_go_on
+from latecomer.engines.wire import encode_resume
 
 
 class TaskDispatch:
@@ -58,8 +58,8 @@ class TaskDispatch:
             run.in_flight.unsent[task.id] = unsent
             return
         task.began = run.now
-        key, use = run.in_flight.keys[task.id], run.server.serving_settings(task.lineage)
-        payload = run.codec.encode(task, key, run.run_id, self._first_stop(task), use)
+        key, serving = run.in_flight.keys[task.id], run.server.serving_settings(task.lineage)
+        payload = run.codec.encode(task, key, run.run_id, self._first_stop(task), serving)
         message_id = run.transport.send(node, "train", payload)
         if message_id is None:
             self.failures.not_sent(device, task)
@@ -101,8 +101,8 @@ class TaskDispatch:
             # The task is sent again when the node is back, and continues from its progress.
             run.in_flight.unsent[task.id] = replace(message, node=-1)
             return
-        order = resumable.go_on(task, run.in_flight.keys[task.id])
-        message_id = run.transport.send(device.node, "train", encode_go_on(order))
+        order = resumable.next_order(task, run.in_flight.keys[task.id])
+        message_id = run.transport.send(device.node, "train", encode_resume(order))
         if message_id is None:
             self.failures.not_sent(device, task)
             return
@@ -116,7 +116,7 @@ class TaskDispatch:
         run, missed = self.run, []
         for task in tasks:
             resumable = run.in_flight.resumable.get(task.id)
-            if resumable is not None and resumable.hears:
+            if resumable is not None and resumable.has_next:
                 number = len(task.offers) + len(task.broadcasts)
                 resumable.broadcast(number, f"{run.session}-{number}")
             else:

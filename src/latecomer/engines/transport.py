@@ -1,4 +1,4 @@
-"""The interface of whatever carries messages between the deployment loop and nodes."""
+"""The interface of what carries messages between the deployment loop and nodes."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -64,30 +64,30 @@ class Order:
     key: unique id of the task, also across restarts of the server.
     run: id of the run.
     until: epochs after which the device reports progress and waits; 0: it trains all epochs.
-    use: settings for inference between tasks; None: the server sent none.
+    serving: settings for inference between tasks; None: the server sent none.
     """
 
     key: str
     run: str
     task: Task
     until: int = 0
-    use: ServingSettings | None = None
+    serving: ServingSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
+class ResumeOrder:
     """Order to a device that waits in mid-task: train until `until` epochs are done.
 
     newer: a newer model to continue from; None: there is none.
     number, name: its number within the task, and its unique id.
-    fits: number of the offer of the same lineage; 0: none.
+    offer: number of the offer of the same lineage; 0: none.
     """
 
     key: str
     until: int
     number: int = 0
     name: str = ""
-    fits: int = 0
+    offer: int = 0
     newer: Tensor | None = None
 
 
@@ -171,7 +171,7 @@ def _product(shape: tuple[int, ...]) -> str:
 
 
 def encode_task(
-    task: Task, key: str, run: str = "", until: int = 0, use: ServingSettings | None = None
+    task: Task, key: str, run: str = "", until: int = 0, serving: ServingSettings | None = None
 ) -> Payload:
     """A task and all models that the device may start from, as rows of one array; see `Order`."""
     entries: dict[str, Any] = {
@@ -185,9 +185,11 @@ def encode_task(
     if until:
         entries["until"] = until
     entries |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
-    if use is not None:
+    if serving is not None:
         entries |= {
-            f"use.{name}": _listed(value) for name, value in asdict(use).items() if value != ()
+            f"serving.{name}": _listed(value)
+            for name, value in asdict(serving).items()
+            if value != ()
         }
     models = (task.params, *(offer.params for offer in task.offers))
     return Payload(entries, array=pack(*models))
@@ -217,25 +219,25 @@ def decode_task(payload: Payload, size_of: Callable[[str], tuple[Submodel | None
         offers=tuple(Offer("", i, rows[i]) for i in range(1, models)),
     )
     until = _whole(entries, "until") if "until" in entries else 0
-    return Order(key, run, task, min(until, task.spec.local_epochs), _use(entries))
+    return Order(key, run, task, min(until, task.spec.local_epochs), _serving(entries))
 
 
-def encode_go_on(order: GoOn) -> Payload:
-    entries: dict[str, Scalar] = {"go-on": order.key, "until": order.until}
+def encode_resume(order: ResumeOrder) -> Payload:
+    entries: dict[str, Scalar] = {"resume": order.key, "until": order.until}
     if order.newer is None:
         return Payload(entries)
-    entries |= {"newer": order.number, "name": order.name, "fits": order.fits}
+    entries |= {"newer": order.number, "name": order.name, "offer": order.offer}
     return Payload(entries, array=pack(order.newer))
 
 
-def decode_go_on(payload: Payload, size: int) -> GoOn:
+def decode_resume(payload: Payload, size: int) -> ResumeOrder:
     entries = payload.fields
-    key, until = _text(entries, "go-on"), _whole(entries, "until")
+    key, until = _text(entries, "resume"), _whole(entries, "until")
     if "newer" not in entries:
-        return GoOn(key, until)
+        return ResumeOrder(key, until)
     newer = unpack(payload.array, 1, size)[0]
-    number, fits = _whole(entries, "newer"), _whole(entries, "fits")
-    return GoOn(key, until, number, _text(entries, "name"), fits, newer)
+    number, offer = _whole(entries, "newer"), _whole(entries, "offer")
+    return ResumeOrder(key, until, number, _text(entries, "name"), offer, newer)
 
 
 def encode_progress(progress: Progress, key: str) -> Payload:
@@ -257,12 +259,12 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _use(entries: Mapping[str, Any]) -> ServingSettings | None:
+def _serving(entries: Mapping[str, Any]) -> ServingSettings | None:
     """Settings for inference between tasks; None if the server sent none."""
     found = {
-        name: entries[f"use.{name}"]
+        name: entries[f"serving.{name}"]
         for name in asdict(ServingSettings())
-        if f"use.{name}" in entries
+        if f"serving.{name}" in entries
     }
     for name, value in found.items():
         several = isinstance(getattr(ServingSettings(), name), tuple)
@@ -270,7 +272,7 @@ def _use(entries: Mapping[str, Any]) -> ServingSettings | None:
         listed = isinstance(values, list) and len(values) <= MAX_METRICS
         if not listed or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
             raise InvalidPayload(
-                f"use.{name} must be {'a list of numbers' if several else 'a number'}"
+                f"serving.{name} must be {'a list of numbers' if several else 'a number'}"
             )
         found[name] = tuple(float(v) for v in values) if several else float(value)
     return ServingSettings(**found) if found else None
@@ -365,8 +367,8 @@ def check_metrics(metrics: Mapping[Any, Any]) -> None:
         )
 
 
-def encode_introduction(who: Introduction) -> Payload:
-    return Payload({"name": who.name, "key": who.key, "width": who.width})
+def encode_introduction(device: Introduction) -> Payload:
+    return Payload({"name": device.name, "key": device.key, "width": device.width})
 
 
 def decode_introduction(payload: Payload) -> Introduction:

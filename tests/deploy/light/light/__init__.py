@@ -1,1 +1,1 @@
-"""An app for tests: a tiny network, devices that fail as they are told, and a log of what left."""
+"""An app for tests: a small network, devices with injected faults, and a record of replies."""

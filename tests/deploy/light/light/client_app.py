@@ -1,6 +1,6 @@
-"""What runs on a device. A file of its name in $LIGHT says how it misbehaves, task by task.
+"""The client app: trains, and injects the faults that a file of the device's name in $LIGHT lists.
 
-There it writes down, too, which tasks it has begun, and every answer as it was before any lie.
+The device also records there which tasks it has begun, and every reply before it is falsified.
 """
 
 import json
@@ -22,7 +22,7 @@ app = ClientApp()
 
 
 @app.query()
-def hello(message: Message, context: Context) -> Message:
+def introduce(message: Message, context: Context) -> Message:
     return Message(to_records(agent(context).introduce()), reply_to=message)
 
 
@@ -30,17 +30,17 @@ def hello(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     name, folder = str(context.node_config["device-id"]), Path(os.environ["LIGHT"])
     payload = from_records(message.content)
-    told = dict(payload.fields)
-    note(folder / f"{name}.begun", {"task": told["task"], "time": time.time()})
+    task = payload.fields["task"]
+    note(folder / f"{name}.begun", {"task": task, "time": time.time()})
     fault, seconds = orders(folder / f"{name}.json", float(context.node_config.get("delay", 0.0)))
     time.sleep(seconds)
     if fault == "raise":
-        raise ValueError("told to fail")
+        raise ValueError("instructed to fail")
     if fault == "exit":
         os._exit(3)
     answer = agent(context).answer(payload)
-    keep(folder / f"{name}-{told['task']}.npy", answer.array)
-    note(folder / f"{name}.answered", {"task": told["task"], "time": time.time()})
+    keep(folder / f"{name}-{task}.npy", answer.array)
+    note(folder / f"{name}.answered", {"task": task, "time": time.time()})
     return Message(to_records(falsified(answer, fault)), reply_to=message)
 
 
@@ -52,17 +52,17 @@ def agent(context: Context) -> Agent:
 
 
 def orders(path: Path, seconds: float) -> tuple[str, float]:
-    """How this task is to fail, and how long it takes."""
+    """The fault of this task (empty: none), and its duration in seconds."""
     try:
-        told = json.loads(path.read_text())
+        instructions = json.loads(path.read_text())
     except FileNotFoundError:
         return "", seconds
-    faults = told.get("faults", [])
+    faults = instructions.get("faults", [])
     fault = faults.pop(0) if faults else ""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(told))
+    new.write_text(json.dumps(instructions))
     new.replace(path)
-    return fault, float(told.get("seconds", seconds))
+    return fault, float(instructions.get("seconds", seconds))
 
 
 def note(path: Path, line: dict) -> None:
@@ -84,7 +84,7 @@ def falsified(answer: Payload, fault: str) -> Payload:
             array = packed(np.full(array.shape, np.nan, dtype=np.float32))
         case "shape":
             array = packed(np.zeros((1, array.shape[1] + 1), dtype=np.float32))
-        case "bytes":  # says one thing and brings another
+        case "bytes":  # other bytes than its shape
             array = replace(array, data=packed(np.zeros((1, 4_000_000), dtype=np.float32)).data)
         case "norm":
             array = packed(np.full(array.shape, 1e6, dtype=np.float32))
@@ -95,7 +95,7 @@ def falsified(answer: Payload, fault: str) -> Payload:
             metrics["num-examples"] = 1_000_000
         case "negative":
             metrics["num-examples"] = -5
-        case "fresh":  # claims to come from a model that it was not sent
+        case "fresh":  # claims a base model that it was not sent
             fields["choice"] = 1
         case "metrics":
             metrics |= {f"m{i}": 1.0 for i in range(20_000)}

@@ -1,4 +1,4 @@
-"""What runs on the server: until it is told to stop, by a file in its folder."""
+"""The server app; it runs until there is a file `stop` in its folder."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         if (folder / "stop").exists():
             run.loop.stopped = "asked to"
 
-    # A node with a key may be back before anybody saw it go: it is asked sooner than by default.
+    # A node with a key can reconnect unnoticed: it is probed sooner than by default.
     timeouts = Timeouts(probe=float(config["probe"]))
     run = Deployment(server, transport, folder, Networks(network), timeouts, on_commit=after)
     try:
