@@ -10,8 +10,8 @@ from dying import DieAfter, Killed
 from fake_grid import ToyFederation, ToyNode
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.latecomer import strategy as flagship
-from latecomer.strategies.parts import clustering as branches
+from latecomer.strategies.latecomer import strategy
+from latecomer.strategies.parts import clustering
 from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.runner import resume_run, start_run
@@ -21,21 +21,21 @@ from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
 PACES = {
     "gather": {"share": 0.4},
     "at-once": {"share": 0.0},
-    "quorum": {"share": 0.7, "wait": True},
+    "quorum": {"share": 0.7, "advanced": {"wait": True}},
 }
 SLOTS = {
-    f"{pace}-{'repair' if repair else 'plain'}-{clusters}": {
+    f"{pace}-{'compensated' if compensate else 'plain'}-{clusters}": {
         **PACES[pace],
-        "repair": repair,
+        "compensate": compensate,
         "clusters": clusters,
     }
-    for pace, repair, clusters in product(PACES, (True, False), (1, 4))
+    for pace, compensate, clusters in product(PACES, (True, False), (1, 4))
 }
 slots = pytest.mark.parametrize("options", SLOTS.values(), ids=SLOTS)
 
 
-class Judging(ToyTrainer):
-    """Devices 3 and 4 are wronged by every model that has not gone all the way to them."""
+class Reporting(ToyTrainer):
+    """Devices 3 and 4 report a high error of every model that is far from their point."""
 
     def update(self, task, rebases=()):
         update = super().update(task, rebases)
@@ -47,20 +47,20 @@ class Judging(ToyTrainer):
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Clusters within a few dozen updates."""
-    for name, value in (("FEWEST", 4), ("TURNS", 1.0), ("LISTEN", 2)):
-        monkeypatch.setattr(flagship, name, value)
-    for name, value in (("LASTING", 1), ("PATIENCE", 1)):
-        monkeypatch.setattr(branches, name, value)
+def early_splits(monkeypatch):
+    """Clusters are split within a few dozen updates."""
+    for name, value in (("MIN_UPLOADS", 4), ("PASSES_BETWEEN_REVIEWS", 1.0), ("FEEDBACK_EVERY", 2)):
+        monkeypatch.setattr(strategy, name, value)
+    for name, value in (("RECENT_ERRORS", 1), ("STUCK_AFTER", 1)):
+        monkeypatch.setattr(clustering, name, value)
 
 
 def virtual_run(options, fleet=None):
-    return ToyRun(toy_server("latecomer", options), fleet or toy_fleet(), trainer=Judging())
+    return ToyRun(toy_server("latecomer", options), fleet or toy_fleet(), trainer=Reporting())
 
 
 def deployed_run(options):
-    nodes = {i: ToyNode(f"toy-{i}", trainer=Judging()) for i in range(5)}
+    nodes = {i: ToyNode(f"toy-{i}", trainer=Reporting()) for i in range(5)}
     return ToyFederation("latecomer", nodes=nodes, options=options)
 
 
@@ -73,14 +73,14 @@ def test_both_engines_give_the_same_models(options):
 
 
 @slots
-def test_clusters_come_if_they_may(options):
+def test_clusters_are_split_if_several_are_allowed(options):
     run = virtual_run(options)
     run.until(100)
     assert bool(run.lines("split")) is (options["clusters"] > 1)
 
 
 @slots
-def test_it_resumes_where_it_was(options):
+def test_it_resumes_bit_for_bit(options):
     whole, first = virtual_run(options), virtual_run(options)
     whole.until(23)
     whole.until(60)
@@ -108,7 +108,7 @@ def test_lost_devices_are_tolerated(options):
     assert run.server.accepted == 100
 
 
-# Real training on real data: what devices do beside the five slots.
+# Real training on real data, with sub-models, privacy and drift.
 
 TINY = {
     "data": {"source": "digits", "alpha": 0.5},
@@ -126,11 +126,11 @@ FACTORS = {
     "pace": {
         "gather": {},
         "at-once": {"strategy": {"share": 0.0}},
-        "quorum": {"strategy": {"share": 0.7, "wait": True}},
+        "quorum": {"strategy": {"share": 0.7, "advanced": {"wait": True}}},
     },
-    "repair": {"on": {}, "off": {"strategy": {"repair": False}}},
+    "compensate": {"on": {}, "off": {"strategy": {"compensate": False}}},
     "clusters": {"four": {}, "one": {"strategy": {"clusters": 1}}},
-    "broadcast": {"on": {}, "off": {"strategy": {"broadcast": False}}},
+    "push": {"on": {}, "off": {"strategy": {"push": False}}},
     "submodels": {
         "none": {},
         "declared": {"submodels": {"level": "declared", "widths": [1.0, 0.5]}},
@@ -157,7 +157,9 @@ def covering():
 
 
 def config_of(choice):
-    tree = merged(TINY, {"strategy": {"name": "latecomer", "samples": 4, "iterations": 3}})
+    tree = merged(
+        TINY, {"strategy": {"name": "latecomer", "advanced": {"samples": 4, "iterations": 3}}}
+    )
     for factor, value in choice.items():
         tree = merged(tree, FACTORS[factor][value])
     return parse(tree)
@@ -175,7 +177,7 @@ def test_every_pair_runs_and_resumes_to_the_same_model(choice, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ifca", "centralised"])
-def test_what_cannot_be_on_principle_is_refused_with_its_reason(name):
+def test_a_pair_without_meaning_is_refused_with_its_reason(name):
     tree = merged(TINY, {"strategy": {"name": name}, "privacy": {"epsilon": 1.0}})
     with pytest.raises(BadInput, match=r"privacy.*no meaning|no privacy ledger covers"):
         Experiment(parse(tree))
