@@ -1,10 +1,10 @@
-"""Trains the predictor of EchoPFL's broadcasts on recorded states, and says how good it is.
+"""Trains the predictor of EchoPFL's broadcasts on recorded states, and prints its accuracy.
 
 python benchmarks/broadcasts.py [--states 1200] [--out PATH]
 
 Simulated runs in which Eq. 4 itself decides give states (the last changes of a cluster's model, and
-what has gathered since the last broadcast) and the truth that follows. Three quarters train the
-network, a quarter judges it. Without --out the weights that come with the package are replaced.
+its change since the last broadcast) with the decision that follows as label. Three quarters train
+the network, a quarter tests it. Without --out the weights in the package are replaced.
 """
 
 import argparse
@@ -29,19 +29,19 @@ SCENARIOS = (
 
 
 class Recording(broadcasting.Broadcasting):
-    """As Eq. 4 decides, with a note of every state and its truth."""
+    """Broadcasts by Eq. 4, and records every state with its label."""
 
     states: ClassVar[list[torch.Tensor]] = []
-    truths: ClassVar[list[int]] = []
+    labels: ClassVar[list[int]] = []
 
-    def _changed(self, commit, view):
+    def on_commit(self, commit, view):
         record = self._records.get(commit.lineage)
         if record is not None and record.told is not None and len(record.changes) > 1:
             before = view.store.head_params(commit.lineage)
             gathered = broadcasting._l1(before, record.told)
             self.states.append(state_of(record.changes, gathered, broadcasting.RECORDS))
-            self.truths.append(int(gathered >= broadcasting._l1(commit.params, before)))
-        super()._changed(commit, view)
+            self.labels.append(int(gathered >= broadcasting._l1(commit.params, before)))
+        super().on_commit(commit, view)
         record, before = self._records[commit.lineage], view.store.head_params(commit.lineage)
         change = broadcasting._l1(commit.params, before)
         record.changes = [*record.changes, change][-broadcasting.RECORDS :]
@@ -49,12 +49,12 @@ class Recording(broadcasting.Broadcasting):
 
 def record(wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
     """States of all scenarios, equally many of each, spread over the runs."""
-    from latecomer.strategies import echopfl
+    from latecomer.strategies.papers import echopfl
 
     echopfl.Broadcasting = Recording
-    states, truths = [], []
+    states, labels = [], []
     for seed, scenario in enumerate(SCENARIOS):
-        Recording.states, Recording.truths = [], []
+        Recording.states, Recording.labels = [], []
         with tempfile.TemporaryDirectory() as folder:
             tree = {
                 **scenario,
@@ -64,20 +64,20 @@ def record(wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
                 "stop": {"updates": 3 * wanted},
             }
             latecomer.run(tree, out=Path(folder) / "run")
-        chosen = np.linspace(0, len(Recording.truths) - 1, wanted // len(SCENARIOS)).astype(int)
+        chosen = np.linspace(0, len(Recording.labels) - 1, wanted // len(SCENARIOS)).astype(int)
         states += [Recording.states[i] for i in chosen]
-        truths += [Recording.truths[i] for i in chosen]
-    return torch.stack(states), torch.tensor(truths)
+        labels += [Recording.labels[i] for i in chosen]
+    return torch.stack(states), torch.tensor(labels)
 
 
-def train(states: torch.Tensor, truths: torch.Tensor, steps: int = 400) -> ChangeReader:
+def train(states: torch.Tensor, labels: torch.Tensor, steps: int = 400) -> ChangeReader:
     torch.manual_seed(0)
     network = ChangeReader()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     for _ in range(steps):
-        batch = torch.randint(len(truths), (64,))
+        batch = torch.randint(len(labels), (64,))
         optimizer.zero_grad()
-        F.cross_entropy(network(states[batch]), truths[batch]).backward()
+        F.cross_entropy(network(states[batch]), labels[batch]).backward()
         optimizer.step()
     return network
 
@@ -87,15 +87,15 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     args = parser.parse_args()
-    states, truths = record(args.states)
-    order = torch.randperm(len(truths), generator=torch.Generator().manual_seed(0))
+    states, labels = record(args.states)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     cut = 3 * len(order) // 4
-    network = train(states[order[:cut]], truths[order[:cut]])
+    network = train(states[order[:cut]], labels[order[:cut]])
     with torch.no_grad():
-        right = (network(states[order[cut:]]).argmax(1) == truths[order[cut:]]).float().mean()
-    base = max(truths.float().mean().item(), 1 - truths.float().mean().item())
-    print(f"{len(truths)} states, {truths.float().mean():.2f} of them say broadcast")
-    print(f"right on the quarter held back: {right:.3f} (the more frequent answer: {base:.3f})")
+        right = (network(states[order[cut:]]).argmax(1) == labels[order[cut:]]).float().mean()
+    base = max(labels.float().mean().item(), 1 - labels.float().mean().item())
+    print(f"{len(labels)} states, {labels.float().mean():.2f} of them labelled broadcast")
+    print(f"accuracy on the quarter held back: {right:.3f} (the more frequent label: {base:.3f})")
     save_file(network.state_dict(), args.out)
     print(f"written to {args.out.name}")
 

@@ -2,10 +2,10 @@
 
 python benchmarks/echopfl.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out DIR] [--charts DIR]
 
-planted: devices of 2, 3 and 4 worlds (labels permuted, or other classes), mixed speeds; are they
+planted: devices of 2, 3 and 4 groups (labels permuted, or other classes), mixed speeds; are they
 found? drift: two fifths of the devices change their labelling in mid-run. two-classes: every device
-has two classes of digits, all methods; worlds: three worlds of permuted labels, all methods.
-broadcasts: the two classes under every rule of broadcasting, and without clusters.
+has two classes of digits, all methods; worlds: three groups of permuted labels, all methods.
+broadcasts: the two classes under every broadcast policy, and without clusters.
 mnist and sp-sw-har: all methods on ../shared/data. Finished runs are kept.
 """
 
@@ -52,7 +52,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Population:
-    """Devices with data of their own: `world` tells which of them belong together."""
+    """A dataset by device; `world` is the group of each device."""
 
     path: Path
     world: list[int]
@@ -116,7 +116,7 @@ def scenario(path: Path, updates: int, lr: float, **more: Any) -> dict[str, Any]
 
 
 def compared(name: str, tree: Mapping[str, Any], methods: Mapping[str, Any], args: Any) -> Runs:
-    """The finished runs of all methods and seeds; what was cut short goes on where it was."""
+    """The finished runs of all methods and seeds; an interrupted comparison is resumed."""
     folder = Path(args.out) / name
     if folder.exists() and not (folder / "compare.csv").exists():
         resume_comparison(folder, jobs=args.jobs)
@@ -138,8 +138,8 @@ def lines_of(result: Any, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in found if event["event"] in kinds]
 
 
-def homes(result: Any) -> list[str]:
-    """The branch of each device in the end."""
+def assignments(result: Any) -> list[str]:
+    """The cluster of each device at the end."""
     last = {e["device"]: e["lineage"] for e in lines_of(result, "arrival") if "lineage" in e}
     return [last[device] for device in sorted(last)]
 
@@ -154,8 +154,8 @@ def peak(result: Any, seconds: float = 1.0) -> float:
 
 
 def study_planted(args: Any) -> None:
-    print("| worlds | kind | adjusted Rand index | clusters | own accuracy | worst | last change |")
-    print("|---|---|---|---|---|---|---|")
+    columns = "adjusted Rand index | clusters | local test accuracy | worst | last change"
+    print(f"| worlds | kind | {columns} |", "|---|---|---|---|---|---|---|", sep="\n")
     for kind in ("permuted", "classes"):
         for worlds in (2, 3, 4):
             rows = []
@@ -164,7 +164,7 @@ def study_planted(args: Any) -> None:
                 folder = Path(args.out) / f"planted-{worlds}-{kind}-{seed}"
                 tree = scenario(population.path, 4000, 0.3, seed=seed)
                 result = one_run(folder, {**tree, "strategy": {"name": "echopfl"}})
-                found, summary = homes(result), result.summary
+                found, summary = assignments(result), result.summary
                 changes = lines_of(result, "split", "merge")
                 own = summary["client_accuracy"]
                 rows.append(
@@ -178,7 +178,7 @@ def study_planted(args: Any) -> None:
                 )
             rand, clusters, mean, worst, last = np.array(rows).T
             print(
-                f"| {worlds} | {kind} | {rand.mean():.3f} (least {rand.min():.3f}) |"
+                f"| {worlds} | {kind} | {rand.mean():.3f} (minimum {rand.min():.3f}) |"
                 f" {', '.join(str(int(c)) for c in clusters)} | {mean.mean():.3f} |"
                 f" {worst.mean():.2f} | {', '.join(f'{100 * t:.0f}%' for t in last)} |"
             )
@@ -209,7 +209,7 @@ def study_drift(args: Any) -> None:
                 f"seed {seed}, {name}: {before:.3f} before,"
                 f" least {after.client_accuracy.min():.3f},"
                 f" back after {uploads:.1f} uploads per device; in the end {own['mean']:.3f},"
-                f" {len(set(homes(result)))} branches"
+                f" {len(set(assignments(result)))} clusters"
             )
 
 
@@ -231,7 +231,7 @@ def study_methods(
         summary, metrics = result.summary, result.metrics
         best = metrics[metrics.client_accuracy >= reached.get(seed, 2.0)].virtual_seconds
         row = {
-            "own accuracy": summary["client_accuracy"]["mean"],
+            "local test accuracy": summary["client_accuracy"]["mean"],
             "worst": summary["client_accuracy"]["worst"],
             "slow devices": slow_accuracy(result),
             "seconds": summary["virtual_seconds"],
@@ -242,15 +242,15 @@ def study_methods(
             "broadcasts": (summary["clusters"] or {}).get("broadcasts", 0),
         }
         rows.setdefault(label, []).append(row)
-    print(table(rows, {"own": 3, "worst": 2, "slow": 3, "seconds": 0, "to": 0, "broad": 0}))
+    print(table(rows, {"local": 3, "worst": 2, "slow": 3, "seconds": 0, "to": 0, "broad": 0}))
     if args.charts:
         chart = Path(args.charts) / f"echopfl-{name}.svg"
         lines = curves(runs, "client_accuracy", "virtual_seconds")
-        line_chart(chart, f"{name}: accuracy on own data", "virtual seconds", "accuracy", lines)
+        line_chart(chart, f"{name}: local test accuracy", "virtual seconds", "accuracy", lines)
 
 
 def slow_accuracy(result: Any) -> float:
-    """Own accuracy of the slowest fifth of the devices, by how seldom they upload."""
+    """Local test accuracy of the slowest fifth of the devices, by how seldom they upload."""
     uploads: dict[int, int] = {}
     for event in lines_of(result, "arrival"):
         uploads[event["device"]] = uploads.get(event["device"], 0) + 1

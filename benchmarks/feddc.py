@@ -3,8 +3,8 @@
 python benchmarks/feddc.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out DIR] [--charts DIR]
 
 Each NAME runs the same data, fleet and seeds under several methods, prints a table (mean and
-standard deviation over seeds) and draws the curves. Finished runs are not repeated: a study that
-was cut short goes on where it was. Columns: means from the epoch in which the first late update
+standard deviation over seeds) and draws the curves. Finished runs are not repeated: an
+interrupted study is resumed. Columns: means from the epoch in which the first late update
 arrives; "later" from twice that; "end" over the last tenth. Studies named uci-har*, busy* and
 mnist* need ../shared/data.
 """
@@ -21,7 +21,7 @@ from studies import Study, arguments, by_method, curves, method, table
 
 EPOCH = 10.0  # virtual seconds of an epoch on the uniform fleet that all these studies use
 
-# More lines than this nobody can read in one chart.
+# Methods drawn in the charts; more lines could not be read.
 CHARTED = (
     "unstale (oracle)",
     "unweighted",
@@ -30,7 +30,7 @@ CHARTED = (
     "w-pred, 40",
     "asyn-tiers, 2",
     "feddc",
-    "feddc with stand-ins",
+    "feddc with surrogates",
 )
 
 # First-order and W-Pred are given several strengths, Weighted a milder discount, and the best
@@ -58,7 +58,7 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Race(Study):
-    """`target` is the accuracy on the affected class that is to be reached."""
+    """`target` is the accuracy on the late class that is to be reached."""
 
     target: float = 0.8
 
@@ -86,7 +86,7 @@ AWAY = {
     "fedasync": method("fedasync"),
     "fedbuff": method("fedbuff"),
     **FEDDC,
-    "feddc with stand-ins": method("feddc", surrogates=True),
+    "feddc with surrogates": method("feddc", surrogates=True),
 }
 FEDDC_OPTIONS = {
     **FEDDC,
@@ -175,38 +175,38 @@ STUDIES = {
 
 
 def delay_of(tree: Mapping[str, Any]) -> float:
-    """By how many epochs the late ones are late, in the mean."""
+    """The mean delay of the late devices, in epochs."""
     delay = tree["fleet"]["late"]["delay"]
     return float(delay["gamma"] if isinstance(delay, dict) else delay)
 
 
 def measures(metrics: pd.DataFrame, delay: float, target: float) -> dict[str, float]:
-    """What is told of one run; epochs are virtual time, which is the same for every method."""
+    """The columns of one run; epochs are virtual time, which is the same for every method."""
     epochs = metrics["virtual_seconds"] / EPOCH
-    heard, tail = metrics[epochs > delay], metrics[epochs > 2 * delay]
+    arrived, tail = metrics[epochs > delay], metrics[epochs > 2 * delay]
     end = metrics[epochs > 0.9 * epochs.iloc[-1]]
     reached = epochs[metrics["accuracy_affected"] >= target]
     return {
-        "affected": heard["accuracy_affected"].mean(),
-        "affected, later": tail["accuracy_affected"].mean(),
-        "affected, end": end["accuracy_affected"].mean(),
-        "accuracy": heard["accuracy"].mean(),
+        "late class": arrived["accuracy_affected"].mean(),
+        "late class, later": tail["accuracy_affected"].mean(),
+        "late class, end": end["accuracy_affected"].mean(),
+        "accuracy": arrived["accuracy"].mean(),
         "accuracy, later": tail["accuracy"].mean(),
         "accuracy, end": end["accuracy"].mean(),
         f"epochs to {target:g}": reached.iloc[0] if len(reached) else np.nan,
     }
 
 
-def repairs(label: str, summaries: Sequence[Mapping[str, Any]]) -> str:
-    """What compensation took, in one line; empty where there is none."""
+def compensations(label: str, summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Count and cost of compensation in one line; empty where there is none."""
     some = [summary for summary in summaries if summary["compensation"]]
     if not some:
         return ""
     count = np.mean([s["compensation"]["count"] for s in some])
     share = np.mean([s["compensation"]["seconds"] / s["virtual_seconds"] for s in some])
     ends = [s["compensation"]["switched_at"] for s in some]
-    told = ", ".join("never" if end is None else str(end) for end in ends)
-    return f"- {label}: {count:.0f} repaired, {share:.2%} of the virtual time, switched off: {told}"
+    off = ", ".join("never" if end is None else str(end) for end in ends)
+    return f"- {label}: {count:.0f} compensated, {share:.2%} of the virtual time, ended at: {off}"
 
 
 def main() -> None:
@@ -221,14 +221,16 @@ def main() -> None:
                 for label, results in found.items()
             }
             heading = f"{name}{', ' + point if point else ''}"
-            told = [repairs(label, [r.summary for r in some]) for label, some in found.items()]
-            cells = table(rows, {"affected": 3, "accuracy": 3})
-            print(f"\n### {heading}\n\n{cells}\n", *filter(None, told), sep="\n", flush=True)
+            costs = [
+                compensations(label, [r.summary for r in some]) for label, some in found.items()
+            ]
+            cells = table(rows, {"late": 3, "accuracy": 3})
+            print(f"\n### {heading}\n\n{cells}\n", *filter(None, costs), sep="\n", flush=True)
             if args.charts:
                 path = Path(args.charts) / ("-".join([name, *point.split()]) + ".svg")
                 lines = curves(runs, "accuracy_affected", "virtual_seconds", EPOCH)
                 lines = {label: lines[label] for label in CHARTED if label in lines} or lines
-                line_chart(path, heading, "epoch", "accuracy on the affected class", lines)
+                line_chart(path, heading, "epoch", "accuracy on the late class", lines)
 
 
 if __name__ == "__main__":

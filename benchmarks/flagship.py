@@ -1,14 +1,14 @@
-"""The studies of docs/studies/flagship.md: `latecomer` against all baselines, in trouble.
+"""The studies of docs/studies/flagship.md: `latecomer` against all baselines in hard scenarios.
 
 python benchmarks/flagship.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out DIR] [--charts DIR]
 
-digits, mnist, uci-har, sp-sw-har, watch: phones, a class with the late, weak devices, a drift in
-mid-run. uci-har-tied, sp-sw-har-tied, watch-tied: the same with that class on the late devices
-only. one-class: UCI HAR with one activity per phone. plain: digits without any of it. worlds:
-half of the devices rename their classes. private: UCI HAR with an epsilon of 10 for the whole run.
-parts: `latecomer` with one part off at a time. The learning rate of every method is the best of two
-or three by accuracy on seed 4, which is in no table. All but digits, plain, worlds and parts need
-../shared/data.
+digits, mnist, uci-har, sp-sw-har, watch: phones, late devices with a class of their own, weak
+devices, concept shift in mid-run. uci-har-tied, sp-sw-har-tied, watch-tied: the same with that
+class on the late devices only. one-class: UCI HAR with one activity per phone. plain: digits
+without any of it. worlds: half of the devices permute their labels. private: UCI HAR with an
+epsilon of 10 for the whole run. parts: `latecomer` with one part off at a time. The learning rate
+of every method is the best of two or three by accuracy on seed 4, which is in no table. All but
+digits, plain, worlds and parts need ../shared/data.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from studies import EXAMPLES, Runs, Settings, Study, arguments, by_method, curve
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 TUNED_ON = [4]
-LAST = 0.75  # of the virtual time: what comes after is averaged
+LAST = 0.75  # of the virtual time: metrics after it are averaged
 BASELINES = (
     "fedavg",
     "fedadam",
@@ -53,8 +53,8 @@ BASELINES = (
     "privaasyncfed",
     "echopfl",
 )
-# The best of each family, for what is beside the five datasets.
-LEADERS = (
+# The best of each family, for the scenarios beside the five datasets.
+BEST_OF_FAMILY = (
     "fedavg",
     "semi-async",
     "feddc",
@@ -66,31 +66,31 @@ LEADERS = (
     "echopfl",
 )
 OFF: dict[str, dict[str, Any]] = {
-    "no repair": {"repair": False},
-    "no stand-ins": {"surrogates": False},
+    "no compensation": {"compensate": False},
+    "no surrogates": {"surrogates": False},
     "one cluster": {"clusters": 1},
-    "no broadcast": {"broadcast": False},
-    "nobody leads": {"lead": 0.0},
-    "nothing fades": {"fade": 0.0},
-    "no clipping": {"clip": 0.0},
-    "any reach": {"reach": 0.0},
-    "words as they were said": {"place": 0.0},
-    "nobody spared": {"spare": 0.0},
-    "no change kept": {"keep": 0.0},
-    "class mix not allowed for": {"mix": 0.0},
-    "not calibrated": {"calibrate": 0.0},
-    "quorum": {"share": 0.7, "wait": True},
-    "at once": {"share": 0.0},
+    "no mid-task push": {"push": False},
+    "no variance reduction": {"advanced": {"control_variate": 0.0}},
+    "no age discount": {"advanced": {"age_discount": 0.0}},
+    "no norm clipping": {"advanced": {"norm_clip": 0.0}},
+    "no trust region": {"advanced": {"trust_region": 0.0}},
+    "no projection damping": {"advanced": {"projection_damping": 0.0}},
+    "no exemption": {"advanced": {"exemption": 0.0}},
+    "no interpolation": {"advanced": {"interpolation": 0.0}},
+    "no prior correction": {"advanced": {"prior_correction": 0.0}},
+    "no calibration": {"calibrate": 0.0},
+    "quorum": {"share": 0.7, "advanced": {"wait": True}},
+    "every arrival": {"share": 0.0},
 }
-# Drawn by --charts, where they took part.
+# Methods drawn by --charts.
 DRAWN = ("latecomer", "ca2fl", "feddc", "fedbuff", "asyncfeded", "semi-async", "fedasync", "fedavg")
 COLUMNS = {
     "accuracy": "accuracy",
     "accuracy_affected": "late class",
-    "client_accuracy": "on devices",
+    "client_accuracy": "local test accuracy",
 }
-# Baselines use models as they are sent: so does the second of ours.
-OWN = {"latecomer": {}, "as sent": {"keep": 0.0, "mix": 0.0}}
+# Baselines do not personalise models; neither does the second of ours.
+OURS = {"latecomer": {}, "no personalisation": {"personalise": False}}
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class Scenario:
     target: float
     names: tuple[str, ...] = BASELINES
     settings: Settings = field(default_factory=dict)
-    own: Mapping[str, dict[str, Any]] = field(default_factory=lambda: OWN)
+    ours: Mapping[str, dict[str, Any]] = field(default_factory=lambda: OURS)
 
     def methods(self) -> dict[str, dict[str, Any]]:
-        ours = {label: method("latecomer", **options) for label, options in self.own.items()}
+        ours = {label: method("latecomer", **options) for label, options in self.ours.items()}
         return ours | {name: method(name, **self._options(name)) for name in self.names}
 
     def _options(self, name: str) -> dict[str, Any]:
-        """Where a default is for a hundred devices, or known to fail (docs/strategies.md)."""
+        """Options whose default is for a hundred devices, or fails here (docs/strategies.md)."""
         size = max(2, self.devices // 10)
         match name:
             case "fedbuff" | "feddc-fedbuff":
@@ -132,18 +132,18 @@ class Scenario:
 
 
 LATE_DIGITS = Scenario("flagship/digits.toml", (0.1, 0.25), 100, 0.85)
-NO_TROUBLE = {
+EASY = {
     "data.drift.kind": "none",
     "fleet.late.delay": 0,
     "fleet.profile": "tiers",
     "submodels.level": "none",
 }
-# By itself a run expects too little to do to compile anything: fast devices take many turns.
+# By default these runs would not be compiled: their expected work is too small.
 COMPILED = {"engine.kernel": "compiled"}
 UCI_HAR = Scenario("flagship/uci-har.toml", (0.05, 0.15), 30, 0.85, settings=COMPILED)
 SP_SW_HAR = Scenario("flagship/sp-sw-har.toml", (0.05, 0.15), 23, 0.8, settings=COMPILED)
 WATCH = Scenario("flagship/watch.toml", (0.05, 0.15), 10, 0.7, settings=COMPILED)
-# By subject everybody does everything: here one activity is done by the late ones only.
+# By subject every device has all activities: here one is on the late devices only.
 TIED = {**COMPILED, "fleet.late.only": True}
 SCENARIOS = {
     "digits": LATE_DIGITS,
@@ -159,7 +159,7 @@ SCENARIOS = {
         (0.02, 0.06),
         30,
         0.6,
-        LEADERS,
+        BEST_OF_FAMILY,
         settings={
             **COMPILED,
             "data.partition": "one-class",
@@ -168,12 +168,12 @@ SCENARIOS = {
             "fleet.devices": 30,
         },
     ),
-    "plain": replace(LATE_DIGITS, names=LEADERS, target=0.9, settings=NO_TROUBLE),
+    "plain": replace(LATE_DIGITS, names=BEST_OF_FAMILY, target=0.9, settings=EASY),
     "worlds": replace(
         LATE_DIGITS,
         names=("fedavg", "fedasync", "fedbuff", "echopfl", "clusterfl"),
         settings={
-            **NO_TROUBLE,
+            **EASY,
             "data.drift.kind": "shift",
             "data.drift.begin": 30,
             "data.partition": "iid",
@@ -184,8 +184,8 @@ SCENARIOS = {
         UCI_HAR,
         rates=(0.01, 0.03, 0.1),
         target=0.6,
-        names=(*LEADERS, "dp-fedasync", "privaasyncfed"),
-        own=OWN | {"no average": {"average": False}},
+        names=(*BEST_OF_FAMILY, "dp-fedasync", "privaasyncfed"),
+        ours=OURS | {"no averaging": {"advanced": {"averaging": False}}},
         settings={
             "privacy.epsilon": 10.0,
             "privacy.mode": "whole-run",
@@ -193,7 +193,7 @@ SCENARIOS = {
             "stop.virtual_seconds": 600.0,
         },
     ),
-    "parts": replace(LATE_DIGITS, names=(), own={"all": {}} | OFF),
+    "parts": replace(LATE_DIGITS, names=(), ours={"all": {}} | OFF),
 }
 
 
@@ -209,9 +209,9 @@ def tuned(name: str, scenario: Scenario, args: argparse.Namespace) -> dict[str, 
         for label, changes in missing.items()
         for rate in scenario.rates
     }
-    trial = argparse.Namespace(out=args.out, jobs=args.jobs, seeds=TUNED_ON)
+    tuning = argparse.Namespace(out=args.out, jobs=args.jobs, seeds=TUNED_ON)
     study = Study(scenario.config, methods, {f"tuning {len(known)}": _settings(scenario)})
-    found = by_method(study.run(name, f"tuning {len(known)}", trial))
+    found = by_method(study.run(name, f"tuning {len(known)}", tuning))
     scores = {
         label: measures(runs[0], scenario.target)["accuracy"] for label, runs in found.items()
     }
@@ -240,8 +240,8 @@ def measures(run: Any, target: float) -> dict[str, float]:
     found = {
         "accuracy": last["accuracy"].mean(),
         "late class": last["accuracy_affected"].mean(),
-        "late class all along": all_along(time, metrics["accuracy_affected"]),
-        "on devices": last["client_accuracy"].mean(),
+        "late class, mean over time": mean_over_time(time, metrics["accuracy_affected"]),
+        "local test accuracy": last["client_accuracy"].mean(),
         "worst device": last["client_accuracy_worst"].mean(),
         "worst tenth": tenth,
         "late devices": summary["client_accuracy"]["late_mean"],
@@ -252,8 +252,8 @@ def measures(run: Any, target: float) -> dict[str, float]:
     return found | ({"epsilon": epsilon} if epsilon else {})
 
 
-def all_along(time: "pd.Series[float]", values: "pd.Series[float]") -> float:
-    """The mean over the virtual time of the whole run."""
+def mean_over_time(time: "pd.Series[float]", values: "pd.Series[float]") -> float:
+    """The mean of a metric over the virtual time of the whole run."""
     return float(np.trapezoid(values, time) / (time.iloc[-1] - time.iloc[0]))
 
 
@@ -269,12 +269,12 @@ def study(name: str, args: argparse.Namespace) -> tuple[Runs, str]:
         f"`{label}` ({rates[label]:g})": [measures(each, scenario.target) for each in found]
         for label, found in by_method(runs).items()
     }
-    ours = len(scenario.own)
+    ours = len(scenario.ours)
     first, rest = list(rows)[:ours], list(rows)[ours:]
     rest.sort(key=lambda label: -pd.Series([row["accuracy"] for row in rows[label]]).mean())
     digits = {"s to": 0, "MB": 0}
     shown = {label: rows[label] for label in [*first, *rest]}
-    return runs, table(shown, digits | dict.fromkeys(("acc", "late", "on", "worst", "eps"), 3))
+    return runs, table(shown, digits | dict.fromkeys(("acc", "late", "local", "worst", "eps"), 3))
 
 
 def draw(name: str, runs: Runs, folder: Path) -> None:

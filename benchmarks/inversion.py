@@ -57,7 +57,7 @@ ALPHA = 0.1
 LATER = 5  # epochs between two updates of one device, for warm starts
 ROUNDS = 3
 PER_WORLD = 2  # late devices of one world in trade-offs
-TESTED = 2000  # examples on which accuracy is told
+TESTED = 2000  # examples on which accuracy is measured
 
 
 @dataclass(frozen=True)
@@ -398,7 +398,7 @@ def accuracy(worlds: Sequence[World], epoch: int) -> MeanAndSpread:
 
 
 def spread_out(worlds: Sequence[World], wanted: int) -> tuple[World, ...]:
-    """So many late devices in all, taken from the worlds in turns."""
+    """`wanted` late devices, taken from the worlds in rotation."""
     counts = [len(range(i, wanted, len(worlds))) for i in range(len(worlds))]
     return tuple(first_devices(some, n) for some, n in zip(worlds, counts, strict=True) if n)
 
@@ -506,8 +506,8 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
 
     usual = worlds_of(USUAL)
     standard = replace(size.effort, samples=16) if problem.expensive else size.effort
-    told = partial(report.table, "B")
-    told(
+    add_table = partial(report.table, "B")
+    add_table(
         f"{problem.name}: number of examples in D_est",
         [row(str(n), usual, replace(standard, samples=n)) for n in size.samples]
         + [
@@ -515,11 +515,11 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
             for share in (1 / 16, 1 / 2)
         ],
     )
-    told(
+    add_table(
         f"{problem.name}: part of the coordinates that is matched, {standard.samples} examples",
         [row(f"{keep:g}", usual, replace(standard, keep=keep)) for keep in (1.0, 0.6, 0.25, 0.05)],
     )
-    told(
+    add_table(
         f"{problem.name}: iterations from scratch, {standard.samples} examples",
         [row(str(n), usual, replace(standard, iterations=n)) for n in size.iterations],
     )
@@ -532,7 +532,7 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
         }
         for name, n in (("5", 5), ("10", 10), ("the device's own", 1000))
     ]
-    told(
+    add_table(
         f"{problem.name}: steps of the surrogate, device with batches of 8 (20 to 25 steps)",
         [*for_nothing(mini, size), *stepped],
     )
@@ -543,7 +543,7 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
         "Adam, a tenth of the rate": (replace(ASSUMED, optimizer="adam", lr=USUAL.lr / 10), 0.0),
         f"Dirichlet {ALPHA}: SGD, momentum 0.5": (USUAL, ALPHA),
     }
-    told(
+    add_table(
         f"{problem.name}: other programs and mixes, ours with {standard.samples} examples",
         [
             {"device": name, **each}
@@ -743,8 +743,8 @@ def main() -> None:
             (part_a if part == "A" else part_b)(report, problem, seeds, size)
     print(f"\n{time.process_time():.0f} CPU s in all, {len(seeds)} seeds")
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    told = {"size": asdict(size), "seeds": len(seeds), "tables": report.tables}
-    options.json.write_text(json.dumps(told, indent=2) + "\n")
+    result = {"size": asdict(size), "seeds": len(seeds), "tables": report.tables}
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

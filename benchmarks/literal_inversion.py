@@ -1,4 +1,4 @@
-"""Gradient inversion read off the FedDC paper word by word, to measure ours against.
+"""Gradient inversion exactly as the FedDC paper prints it, to measure ours against.
 
 "We randomly initialize each data sample and label in D_est, and then iteratively update D_est by
 minimizing Dist[LocalUpdate(w; D_est), w_i] using gradient descent" (section 3.1), Dist being the

@@ -59,7 +59,7 @@ def recovery(setting: Setting, data: Data, budget: Budget) -> list[dict[str, obj
     x, y = data.x[data.others :][: budget.samples], data.y[data.others :][: budget.samples]
     rows: list[dict[str, object]] = []
 
-    def told(name: str, found: Tensor, **more: object) -> None:
+    def add_row(name: str, found: Tensor, **more: object) -> None:
         measured = {key: summary(values) for key, values in closeness(found, x, y, data).items()}
         rows.append({"data": setting.data, "noise": name, **measured, **more})
 
@@ -69,15 +69,15 @@ def recovery(setting: Setting, data: Data, budget: Budget) -> list[dict[str, obj
         deltas = [-LR * noised(gradient, 1, n, by, i) for i, gradient in enumerate(steps)]
         found = attack(network, base, deltas, y, data, 1.0, budget, PROGRAM)
         fit = summary([estimate.fit for estimate in found])
-        told(name, torch.cat([estimate.x for estimate in found]), fit=fit)
-    told("guess: noise", data.noise(len(x)))
-    told("guess: mean", torch.full_like(x, data.mean))
-    told("guess: same class", data.of_same_class(y))
+        add_row(name, torch.cat([estimate.x for estimate in found]), fit=fit)
+    add_row("guess: noise", data.noise(len(x)))
+    add_row("guess: mean", torch.full_like(x, data.mean))
+    add_row("guess: same class", data.of_same_class(y))
     return rows
 
 
 def membership(setting: Setting, data: Data, trials: int) -> list[dict[str, object]]:
-    """How well the better of two examples is told: the likelihood ratio of Gaussian noise."""
+    """How often two examples are distinguished by the likelihood ratio of Gaussian noise."""
     network = flat_model(setting.model, data.shape, data.classes)
     base, (n, batch) = data.base(network, "untrained"), HELD[setting.data]
     rows: list[dict[str, object]] = []
@@ -120,8 +120,8 @@ def main() -> None:
         begin = time.process_time()
         data = Data(setting, options.data)
         print(f"## {setting.data}: recovery\n\n{table(recovery(setting, data, budget))}\n")
-        told = table(membership(setting, data, options.trials))
-        print(f"## {setting.data}: membership\n\n{told}\n")
+        rows = table(membership(setting, data, options.trials))
+        print(f"## {setting.data}: membership\n\n{rows}\n")
         print(f"{time.process_time() - begin:.0f} CPU s\n", flush=True)
 
 

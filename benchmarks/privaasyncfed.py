@@ -4,10 +4,10 @@ python benchmarks/privaasyncfed.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [-
                                    [--charts DIR]
 
 Each NAME runs the same data, fleet and seeds under several methods and prints a table (mean and
-standard deviation over seeds). Finished runs are not repeated: a study that was cut short goes on
-where it was. "accuracy" is that of the whole model on the test set, over the last tenth of the
-aggregations; "on devices" that of the model each device carries, on its own held-back data;
-epsilon is what devices have spent by their ledgers. "printed" is the noise of the paper's Delta f,
+standard deviation over seeds). Finished runs are not repeated: an interrupted study is resumed.
+"accuracy" is that of the whole model on the test set, over the last tenth of the aggregations;
+"local test accuracy" that of the model each device has, on its own held-back data; epsilon is the
+privacy loss by the devices' ledgers. "printed" is the noise of the paper's Delta f,
 "true" that of a step's real sensitivity. Studies named mnist* need ../shared/data. The names
 "ledger" and "sizes" need no runs: what noise adds up to, and what sub-models weigh.
 """
@@ -191,13 +191,13 @@ STUDIES: dict[str, Study] = {
 
 
 def measures(result: Any) -> dict[str, float]:
-    """What is told of one run."""
+    """The columns of one run."""
     metrics, summary = result.metrics, result.summary
     end = metrics[metrics["updates"] > 0.9 * metrics["updates"].iloc[-1]]
     spent = summary["epsilon"] or {}
     return {
         "accuracy": end["accuracy"].mean(),
-        "on devices": summary["client_accuracy"]["mean"],
+        "local test accuracy": summary["client_accuracy"]["mean"],
         "worst device": summary["client_accuracy"]["worst"],
         "epsilon, mean": spent.get("mean", np.nan),
         "epsilon, max": spent.get("max", np.nan),
@@ -208,7 +208,7 @@ def measures(result: Any) -> dict[str, float]:
     }
 
 
-DECIMALS = {"accuracy": 3, "on devices": 3, "worst": 3, "updates": 0, "virtual s": 0, "width": 3}
+DECIMALS = {"accuracy": 3, "local": 3, "worst": 3, "updates": 0, "virtual s": 0, "width": 3}
 
 
 def experiment_of(result: Any) -> Any:
@@ -238,7 +238,7 @@ def by_width(result: Any) -> dict[str, float]:
 
 
 def effort(result: Any) -> dict[str, float]:
-    """What the devices did for the run, and how much of it the slow ones."""
+    """The work of all devices, and the share of the slow ones."""
     experiment, events = experiment_of(result), result.events
     networks, devices = experiment.networks, experiment.fleet.devices
     works = {4 * networks(s).layout.size: networks.work(s) for s in networks.submodels.values()}
@@ -256,14 +256,14 @@ def effort(result: Any) -> dict[str, float]:
     }
 
 
-def told_by_level(some: Mapping[str, list[Any]]) -> str:
+def table_by_level(some: Mapping[str, list[Any]]) -> str:
     """Methods beside each other, a line per level of noise.
 
     "in equal time" is the accuracy at the virtual time at which the first of all runs ends.
     """
     names, levels = (dict.fromkeys(x.split(" @ ")[part] for x in some) for part in (0, 1))
     end = min(r.metrics["virtual_seconds"].iloc[-1] for runs in some.values() for r in runs)
-    heads = ("accuracy", "in equal time", "on devices", "epsilon: mean, most")
+    heads = ("accuracy", "in equal time", "local test accuracy", "epsilon: mean, most")
     columns = [f"{name}: {head}" for name in names for head in heads]
     lines = [f"| noise | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for level in levels:
@@ -273,7 +273,7 @@ def told_by_level(some: Mapping[str, list[Any]]) -> str:
             found = [measures(run) for run in runs]
             cells.append(spread((run["accuracy"] for run in found), 3))
             cells.append(spread((accuracy_before(run, end) for run in runs), 3))
-            cells.append(spread((run["on devices"] for run in found), 3))
+            cells.append(spread((run["local test accuracy"] for run in found), 3))
             spent = [np.mean([run[f"epsilon, {k}"] for run in found]) for k in ("mean", "max")]
             cells.append("-" if np.isnan(spent[0]) else f"{spent[0]:,.1f}, {spent[1]:,.1f}")
         lines.append(f"| {level} | {' | '.join(cells)} |")
@@ -392,13 +392,13 @@ def sizes_report(charts: str) -> None:
 REPORTS: dict[str, Callable[[str], None]] = {"ledger": ledger_report, "sizes": sizes_report}
 
 
-def told(runs: Runs) -> str:
-    """The tables of a study: of methods at several levels of noise, and of what has no noise."""
+def tables_of(runs: Runs) -> str:
+    """The tables of a study: methods at several levels of noise, and methods without noise."""
     some = by_method(runs)
     clear = {x: runs for x, runs in some.items() if not runs[0].summary["epsilon"]}
     levelled = {x: runs for x, runs in some.items() if " @ " in x and not x.startswith("heterofl")}
     if levelled:
-        tables = [told_by_level(levelled)]
+        tables = [table_by_level(levelled)]
     else:
         tables = [rows_of(some, measures)]
     if clear:
@@ -433,7 +433,7 @@ def main() -> None:
         for point in study.points:
             runs = study.run(name, point, args)
             heading = f"{name}{', ' + point if point else ''}"
-            print(f"\n### {heading}\n\n{told(runs)}", flush=True)
+            print(f"\n### {heading}\n\n{tables_of(runs)}", flush=True)
             if args.charts:
                 draw(Path(args.charts), name, runs)
 

@@ -1,6 +1,6 @@
 """Client updates per CPU second: FedAsync in virtual time against a plain eager PyTorch loop.
 
-Both run in this process, in turns, on one thread; the ratio is what counts. Peers that are
+Both run in this process, alternately, on one thread; the ratio is what counts. Peers that are
 installed in virtual environments of their own (see benchmarks/peers) run in between.
 
     python benchmarks/simulator.py [--quick] [--kernels compiled,batched,plain] [--peers DIR]
@@ -66,7 +66,7 @@ def per_cpu_second(work: Callable[[int], None], updates: int) -> float:
 
 
 def measure(workload: Workload, kernels: list[str], quick: bool) -> dict[str, float]:
-    """The best of some rounds for each, in turns, after a warm-up."""
+    """The best of some rounds for each, alternating, after a warm-up."""
     eager = eager_update(workload.flat_model().module, workload.data(DEVICES), workload.spec)
 
     def eager_loop(updates: int) -> None:

@@ -1,4 +1,4 @@
-"""What the studies of docs/studies have in common: a scenario under several methods and seeds."""
+"""Shared by the studies of docs/studies: one scenario under several methods and seeds."""
 
 import argparse
 import os
@@ -45,7 +45,7 @@ class Study:
         return tree
 
     def run(self, name: str, point: str, args: argparse.Namespace) -> Runs:
-        """The finished runs of one point; what was cut short goes on where it was."""
+        """The finished runs of one point; an interrupted comparison is resumed."""
         import latecomer
         from latecomer.study.compare import resume_comparison
 
