@@ -82,9 +82,9 @@ def test_a_shift_is_measured_on_shifted_labels(tiny: MakeConfig) -> None:
     server, evaluator = experiment.server(), Evaluator(experiment)
     before, after = (evaluator.local_test(server, t) for t in (0.0, begin))
     assert before.mean != after.mean
-    renamed = (experiment.test_of(0, 0.0).y + 1) % 10
-    assert experiment.test_of(0, begin).y.tolist() == renamed.tolist()
-    y = experiment.central_test(begin).y
+    renamed = (experiment.data.test_of(0, 0.0).y + 1) % 10
+    assert experiment.data.test_of(0, begin).y.tolist() == renamed.tolist()
+    y = experiment.data.central_test(begin).y
     assert y.tolist() == ((experiment.federation.test.y + 1) % 10).tolist()
 
 
@@ -144,4 +144,4 @@ def test_official_rows_stay(tmp_path: Path, tiny: MakeConfig) -> None:
         )
     )
     assert "data.drift: the official test rows belong to no device" in experiment.notes[-1]
-    assert experiment.central_test(1e9) is experiment.federation.test
+    assert experiment.data.central_test(1e9) is experiment.federation.test

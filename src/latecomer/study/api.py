@@ -6,6 +6,7 @@ from typing import Any
 
 from latecomer.core.strategy import Strategy
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
+from latecomer.strategies.recipe import Build
 from latecomer.study.advice.advice import Advice
 from latecomer.study.advice.advice import advise as advise_on
 from latecomer.study.advice.subject import scenario, subject
@@ -20,15 +21,19 @@ ConfigLike = Mapping[str, Any] | str | Path | None
 def run(
     config: ConfigLike = None,
     out: str | Path = "run",
-    strategy: Strategy | FlowerStrategy | None = None,
+    strategy: Strategy | FlowerStrategy | Build | str | None = None,
 ) -> Result:
     """Run one experiment in a new folder `out`.
 
-    `config` is a TOML file or the same as nested dicts (None: the quickstart). `strategy` is one
-    built from parts, for a single run, in place of the one that the config names; or an object of
-    `flwr.serverapp.strategy`, whose rounds then take the time that they take on this fleet.
+    `config` is a TOML file or the same as nested dicts (None: the quickstart). `strategy` replaces
+    the one that the config names: a name, a `Strategy` built from parts, a function that makes one,
+    or an object of `flwr.serverapp.strategy`, whose rounds then run in virtual time on this fleet.
+    A `Strategy` can be used for any number of runs: each works on its own copy.
     """
-    start_run(parse(_tree(config)), Path(out), strategy=strategy)
+    tree = _tree(config)
+    if isinstance(strategy, str):
+        tree, strategy = {**tree, "strategy": {**tree.get("strategy", {}), "name": strategy}}, None
+    start_run(parse(tree), Path(out), strategy=strategy)
     return Result(Path(out))
 
 

@@ -32,7 +32,7 @@ class Evaluator:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         devices = range(len(experiment.federation.clients))
-        self._tested = [d for d in devices if len(experiment.test_of(d).y)]
+        self._tested = [d for d in devices if len(experiment.data.test_of(d).y)]
         self._trained = [d for d in devices if len(experiment.federation.clients[d].train.y)]
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class Evaluator:
 
         Where there are several models, each counts by the number of devices assigned to it.
         """
-        test = self.experiment.central_test(time)
+        test = self.experiment.data.central_test(time)
         if max_examples := self.experiment.config.evaluate.examples:
             test = Examples(*subsample(test.x, test.y, max_examples))
         return self._scores(server, test)
@@ -49,7 +49,7 @@ class Evaluator:
     @torch.no_grad()
     def validation(self, server: Server, time: float = 0.0) -> Scores:
         """The same on the union of the devices' validation parts."""
-        return self._scores(server, self.experiment.validation(time))
+        return self._scores(server, self.experiment.data.validation(time))
 
     def _scores(self, server: Server, data: Examples) -> Scores:
         classes = self.experiment.federation.num_classes
@@ -71,7 +71,7 @@ class Evaluator:
         classes = self.experiment.federation.num_classes
         found: dict[int, Scores] = {}
         for (lineage, _), devices in groups.items():
-            tests = [self.experiment.test_of(device, time) for device in devices]
+            tests = [self.experiment.data.test_of(device, time) for device in devices]
             submodel = server.submodel_of(devices[0])
             params = take(server.model_on_devices(lineage), submodel)
             outputs = self._local_logits(
@@ -102,7 +102,7 @@ class Evaluator:
             yield from shared
             return
         for i, (device, test) in enumerate(zip(devices, tests, strict=True)):
-            train = self.experiment.train_of(device, time)
+            train = self.experiment.data.train_of(device, time)
             update = personalisation.local_update(device)
             model = personalise(network, params, settings, update, train.x, train.y)
             logits = _logits(network, model.params, test.x) if settings.interpolation else shared[i]
@@ -122,7 +122,7 @@ class Evaluator:
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The logits of every model on the same examples, several models per forward pass."""
         network = self.experiment.model
-        if len(models) == 1 or self.experiment.vmap_trouble:
+        if len(models) == 1 or self.experiment.resolution.batching_problem:
             yield from (_logits(network, model, x) for model in models)
             return
         several = torch.func.vmap(network.logits, in_dims=(0, None))

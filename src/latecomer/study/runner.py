@@ -22,6 +22,7 @@ from latecomer.core.strategy import DelayedCompensation, Strategy
 from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
+from latecomer.strategies.recipe import Build
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.client_accuracy import ClientAccuracy
 from latecomer.study.config import Config, load_config
@@ -78,7 +79,7 @@ def start_run(
     config: Config,
     folder: Path,
     progress: Progress | None = None,
-    strategy: Strategy | FlowerStrategy | None = None,
+    strategy: Strategy | FlowerStrategy | Build | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
     check_sinks(config.log.sinks)

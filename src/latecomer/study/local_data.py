@@ -1,0 +1,147 @@
+"""The examples of every device: loaded, split over devices, and as functions of virtual time."""
+
+from dataclasses import fields
+from functools import cached_property
+
+from latecomer.data.dataset import Dataset
+from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, concatenate_streams
+from latecomer.data.exclusive_classes import ExclusiveClasses
+from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
+from latecomer.data.options import SourceOptions
+from latecomer.data.rare_classes import drop_rare_classes
+from latecomer.data.sources import load
+from latecomer.errors import BadInput
+from latecomer.fleet.late import choose_late
+from latecomer.study.config import Config, DataConfig, DriftConfig
+
+TEST_SHARE = 0.2  # of a device's examples, after its training and validation parts
+
+
+def load_federated(config: Config) -> FederatedDataset:
+    """The dataset of the config, split over devices into training, validation and test parts."""
+    data = config.data
+    dataset = load(data.source, data.path, source_options(data))
+    dataset = drop_rare_classes(dataset, data.min_examples)
+    _check_late_classes(config, dataset)
+    return federate(
+        dataset,
+        partition=data.partition,
+        devices=config.fleet.devices,
+        alpha=data.alpha,
+        test=data.test,
+        scale=data.scale,
+        augment=data.augment,
+        split=(1 - TEST_SHARE - data.validation, data.validation, TEST_SHARE),
+        per_device=data.per_device,
+        window=data.window,
+        replicas=data.replicas,
+        second_domain=second_domain(data.drift),
+        exclusive=_exclusive_classes(config, dataset),
+        seed=config.seed,
+    )
+
+
+def source_options(data: DataConfig) -> SourceOptions:
+    """The keys of `[data]` that only the source reads."""
+    return SourceOptions(**{f.name: getattr(data, f.name) for f in fields(SourceOptions)})
+
+
+def second_domain(drift: DriftConfig) -> Dataset | None:
+    """The dataset that replaces the first during the run, if it comes from a source."""
+    if drift.kind == "replace" and drift.second == "source":
+        if not drift.source:
+            raise BadInput("data.drift.second = 'source': name it with data.drift.source")
+        return load(drift.source, drift.path)
+    if drift.source or drift.path:
+        raise BadInput(
+            "data.drift.source and data.drift.path are for kind = 'replace' and second = 'source'"
+        )
+    return None
+
+
+def drift_in_seconds(drift: DriftConfig, epoch_seconds: float) -> Drift | None:
+    """The drift with its nominal epochs as virtual seconds; None without drift."""
+    if drift.kind == "none":
+        return None
+    if not epoch_seconds:
+        raise BadInput("data.drift: epochs take no time on this fleet; give its tasks a cost")
+    begin, over = drift.begin * epoch_seconds, drift.over * epoch_seconds
+    return Drift(
+        kind=drift.kind,
+        begin=begin,
+        end=begin + over,
+        first=drift.first,
+        per_second=drift.rate / epoch_seconds,
+        repeat=drift.repeat,
+        second=drift.second,
+        share=drift.share,
+    )
+
+
+def _check_late_classes(config: Config, dataset: Dataset) -> None:
+    for label in config.fleet.late.classes:
+        if not 0 <= label < dataset.num_classes:
+            raise BadInput(
+                f"fleet.late.classes: {label} is no class of {config.data.source}"
+                f" (0 to {dataset.num_classes - 1})"
+            )
+
+
+def _exclusive_classes(config: Config, dataset: Dataset) -> ExclusiveClasses | None:
+    late = config.fleet.late
+    if not late.only:
+        return None
+    if not late.classes:
+        raise BadInput("fleet.late.only = true: needs fleet.late.classes, e.g. [3]; it is empty")
+    if not late.devices:
+        raise BadInput("fleet.late.only = true: needs fleet.late.devices of 1 or more; it is 0")
+    if len({*late.classes}) == dataset.num_classes:
+        raise BadInput("fleet.late.only = true: fleet.late.classes must leave others a class")
+    if config.data.drift.renames:
+        raise BadInput("fleet.late.only = true: data.drift would give others the class by renaming")
+    return ExclusiveClasses(
+        late.classes,
+        lambda counts: choose_late(counts, late.classes, late.devices, config.seed),
+    )
+
+
+class LocalData:
+    """Each device's training and test examples, and the central test set, at a virtual time."""
+
+    def __init__(
+        self, federation: FederatedDataset, drift: Drift | None, official_test: bool, seed: int
+    ) -> None:
+        self.federation, self.drift, self.official_test = federation, drift, official_test
+        self._seed = seed
+
+    @cached_property
+    def streams(self) -> tuple[ClientDataStreams, ...]:
+        """The devices' data over time; empty without drift."""
+        if self.drift is None:
+            return ()
+        return client_data_streams(self.federation, self.drift, self._seed)
+
+    def test_of(self, device: int, time: float = 0.0) -> Examples:
+        """The device's local test set."""
+        if self.streams:
+            return self.streams[device].test(time)
+        return self.federation.clients[device].test
+
+    def train_of(self, device: int, time: float = 0.0) -> Examples:
+        """The device's training examples."""
+        if self.streams:
+            return self.streams[device].train(time)
+        return self.federation.clients[device].train
+
+    def central_test(self, time: float = 0.0) -> Examples:
+        """The test set of the server: the devices' test parts, or fixed official rows."""
+        if not self.streams or self.official_test:
+            return self.federation.test
+        devices = self.federation.held_out or range(len(self.streams))
+        return concatenate_streams([self.streams[device].test for device in devices])(time)
+
+    def validation(self, time: float = 0.0) -> Examples:
+        """The devices' validation parts, which early stopping uses."""
+        if not self.streams:
+            return self.federation.validation
+        return concatenate_streams([each.validation for each in self.streams])(time)
