@@ -173,9 +173,7 @@ def test_examples_far_beyond_the_usual_are_refused():
         assert checks.reason_to_refuse(of(turn % 5), update(torch.ones(4), 50)) is None
     assert checks.reason_to_refuse(of(1), update(torch.ones(4), 5000)) is None
     assert "exceeds 5,000" in checks.reason_to_refuse(of(1), update(torch.ones(4), 5001))
-    assert "1 to 100" in Checks(most_examples=100).reason_to_refuse(
-        TASK, update(torch.ones(4), 101)
-    )
+    assert "1 to 100" in Checks(max_examples=100).reason_to_refuse(TASK, update(torch.ones(4), 101))
     off = Checks(examples_ratio=0)
     for examples in [5] * 30 + [10**9]:
         assert off.reason_to_refuse(TASK, update(torch.ones(4), examples)) is None

@@ -34,13 +34,13 @@ def test_a_million_examples_are_not_believed():
     run = ToyFederation("fedavg", {BAD: Claims(f"toy-{BAD}")})
     run.until(60)
     reasons = {f["reason"] for f in run.lines("refusal")}
-    assert reasons == {"num_examples = 1,000,000 exceeds 1,000 (100 x the usual)"}
+    assert reasons == {"num_examples = 1,000,000 exceeds 1,000 (100 x the median)"}
     assert all(abs(value) < 6 for value in run.heads()["main"])
 
 
 def test_the_operator_may_know_better_from_the_start():
     run = ToyFederation("fedasync", {BAD: Claims(f"toy-{BAD}")})
-    run.server.checks = Checks(most_examples=5)
+    run.server.checks = Checks(max_examples=5)
     run.until(virtual_seconds=10.0)
     assert not run.lines("arrival")
     assert {f["reason"] for f in run.lines("refusal")} == {

@@ -70,7 +70,7 @@ def test_negative_seconds_are_refused() -> None:
         ([0], 0, ()),
     ],
 )
-def test_the_holders_of_most_examples_are_late(
+def test_the_holders_of_max_examples_are_late(
     classes: list[int], devices: int, chosen: tuple[int, ...]
 ) -> None:
     assert choose_late(COUNTS, classes, devices, seed=1) == chosen

@@ -359,13 +359,15 @@ def test_every_device_personalises_its_sub_model(experiment: Experiment) -> None
         submodel = server.submodel_of(device)
         network = experiment.networks(submodel)
         assert network is not None
-        updates[device] = trained_update(network, take(head, submodel), experiment.train_of(device))
+        updates[device] = trained_update(
+            network, take(head, submodel), experiment.data.train_of(device)
+        )
     found, interpolated = measured(experiment, FixedPersonalisation(0.5, 1.0, updates)), 0
     for device, accuracy in found.items():
         submodel = server.submodel_of(device)
         network = experiment.networks(submodel)
         assert network is not None
-        test, train = experiment.test_of(device), experiment.train_of(device)
+        test, train = experiment.data.test_of(device), experiment.data.train_of(device)
         sent, bias = take(head, submodel), prior_shift(train.y, 10)
         update = updates.get(device, torch.zeros(len(sent)))
         candidates = [sent + share * update for share in (0.0, 0.125, 0.25, 0.5)]
@@ -394,9 +396,9 @@ def test_an_update_that_diverged_is_left_out(experiment: Experiment) -> None:
 
 def test_the_calibrated_model_is_evaluated(experiment: Experiment) -> None:
     server = with_serving(experiment, AlwaysOneClass(experiment.model, predicted=3))
-    test = experiment.central_test()
+    test = experiment.data.central_test()
     central = Evaluator(experiment).central(server)
     assert central.accuracy == pytest.approx((test.y == 3).double().mean().item())
     each = Evaluator(experiment).local_test(server).each
-    right = {d: (experiment.test_of(d).y == 3).double().mean().item() for d in each}
+    right = {d: (experiment.data.test_of(d).y == 3).double().mean().item() for d in each}
     assert each == pytest.approx(right)

@@ -1,1 +1,1 @@
-"""The pure heart: flat models, versions, messages, the five slots and the server."""
+"""The server as a pure state machine: flat models, versions, messages, slots and hooks."""

@@ -1,4 +1,4 @@
-"""A device's message is hostile until checked."""
+"""Checks of updates before they touch the model: a device's message is hostile until checked."""
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from latecomer.core.messages import Task, Update
 
-MOST_EXAMPLES = 10**9
-LARGEST_METRIC = 1e300
-LARGEST_NOISE = 1e6  # its square must stay a number
+MAX_EXAMPLES = 10**9
+MAX_METRIC = 1e300
+MAX_NOISE = 1e6  # its square must stay a number
 
 
 class LargestMedian:
-    """How large a quantity usually is: the largest median that its last `window` values ever had.
+    """The largest median that the last `window` values of a quantity have had so far.
 
-    A median cannot be walked upwards by a few devices, and keeping its largest value leaves room
-    for a late device that still has much to say after the others have converged. No device has more
-    than `votes` of the values: one that answers all the time must not decide alone.
+    A few devices cannot raise a median, and keeping its largest value leaves room for late devices
+    with large updates after the others have converged. At most `votes` of the values are of one
+    device, so that one that answers often does not decide alone. No bound before `warmup` values.
     """
 
     def __init__(self, window: int, warmup: int, votes: int) -> None:
@@ -31,8 +31,8 @@ class LargestMedian:
         self._sorted: list[float] = []
         self._reference = 0.0
 
-    def most(self, ratio: float) -> float:
-        """`ratio` times the usual; no bound for 0, or while too little has been seen."""
+    def bound(self, ratio: float) -> float:
+        """`ratio` times the reference; infinite for 0 and before `warmup` values."""
         bound = ratio * self._reference
         return bound if ratio and len(self._recent) >= self.warmup and bound > 0 else inf
 
@@ -66,12 +66,12 @@ class LargestMedian:
 
 
 class Checks:
-    """Refuses updates that are malformed, not finite, or far larger than the usual ones.
+    """Refuses updates that are malformed, not finite, or far larger than the median.
 
-    A delta's norm may be `norm_ratio` times the usual, the number of examples `examples_ratio`
-    times (0 switches either off), once `warmup` updates have been accepted; the number of examples
-    is never above `most_examples`. What is usual is a matter of the last `window` accepted updates,
-    of each device at most `votes` (0: as many as it makes).
+    A delta's norm may be `norm_ratio` times the largest median of accepted ones, the number of
+    examples `examples_ratio` times (0 switches either off), once `warmup` updates have been
+    accepted; the number of examples is never above `max_examples`. Medians are over the last
+    `window` accepted updates, at most `votes` of one device (0: any number).
     """
 
     def __init__(
@@ -80,30 +80,30 @@ class Checks:
         window: int = 101,
         warmup: int = 20,
         examples_ratio: float = 100.0,
-        most_examples: int = MOST_EXAMPLES,
+        max_examples: int = MAX_EXAMPLES,
         votes: int = 10,
     ) -> None:
         self.norm_ratio, self.examples_ratio = norm_ratio, examples_ratio
-        self.most_examples = most_examples
+        self.max_examples = max_examples
         of_each = votes or window
         self._norms, self._examples = (LargestMedian(window, warmup, of_each) for _ in range(2))
 
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
-        """Why this update must not touch the model, or None; an accepted one is remembered."""
+        """Why this update is refused, or None; an accepted one enters the medians."""
         delta = update.delta
         examples = update.num_examples
-        if type(examples) is not int or not 1 <= examples <= self.most_examples:
-            return f"num_examples must be a whole number from 1 to {self.most_examples:,}"
-        if examples > (most := self._examples.most(self.examples_ratio)):
-            usual = f"{self.examples_ratio:g} x the usual"
-            return f"num_examples = {examples:,} exceeds {most:,.0f} ({usual})"
+        if type(examples) is not int or not 1 <= examples <= self.max_examples:
+            return f"num_examples must be a whole number from 1 to {self.max_examples:,}"
+        if examples > (most := self._examples.bound(self.examples_ratio)):
+            limit = f"{self.examples_ratio:g} x the median"
+            return f"num_examples = {examples:,} exceeds {most:,.0f} ({limit})"
         if not isinstance(update.metrics, Mapping) or not all(
-            type(v) in (int, float) and abs(v) <= LARGEST_METRIC for v in update.metrics.values()
+            type(v) in (int, float) and abs(v) <= MAX_METRIC for v in update.metrics.values()
         ):
             return "a metric is not a finite number"
         noise = update.noise_std
-        if type(noise) not in (int, float) or not 0 <= noise <= LARGEST_NOISE:
-            return f"noise_std must be a number from 0 to {LARGEST_NOISE:g}"
+        if type(noise) not in (int, float) or not 0 <= noise <= MAX_NOISE:
+            return f"noise_std must be a number from 0 to {MAX_NOISE:g}"
         if type(update.choice) is not int or not task.was_sent(update.choice):
             most = len(task.offers) + len(task.broadcasts)
             return f"choice must be the number of a model it was sent, 0 to {most}"
@@ -122,8 +122,8 @@ class Checks:
         norm = torch.linalg.vector_norm(delta).item()
         if not isfinite(norm):
             return "delta is not finite"
-        if norm > (bound := self._norms.most(self.norm_ratio)):
-            return f"norm {norm:.3g} exceeds {bound:.3g} ({self.norm_ratio:g} x the usual)"
+        if norm > (bound := self._norms.bound(self.norm_ratio)):
+            return f"norm {norm:.3g} exceeds {bound:.3g} ({self.norm_ratio:g} x the median)"
         self._norms.remember(task.device, norm)
         if self.examples_ratio:
             self._examples.remember(task.device, examples)

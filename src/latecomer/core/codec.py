@@ -1,7 +1,7 @@
-"""State as JSON and tensors: what a checkpoint is made of. No pickle.
+"""State as JSON and tensors, for checkpoints; no pickle.
 
-`encode` turns nested plain values, tensors and known dataclasses into a JSON tree; tensors are
-put aside under a name, one that occurs twice is stored once, and `decode` shares it again.
+`encode` turns nested plain values, tensors and registered dataclasses into a JSON tree and a dict
+of named tensors. A tensor that occurs twice is stored once and shared again by `decode`.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _KNOWN: dict[str, type] = {
 
 
 def portable(cls: type) -> type:
-    """Class decorator: instances of this dataclass may be part of a state."""
+    """Class decorator: registers a dataclass whose instances may be in a state."""
     _KNOWN[cls.__name__] = cls
     return cls
 
@@ -48,7 +48,7 @@ class _Encoder:
 
     def encode(self, value: Any) -> Any:
         if isinstance(value, float) and not isfinite(value):
-            return {"float": str(value)}  # JSON has no word for it
+            return {"float": str(value)}  # JSON has no such number
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
@@ -99,7 +99,7 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that own exactly their memory, as safetensors wants them."""
+    """Tensors that own exactly their memory, which safetensors requires."""
     return {
         name: t.clone(memory_format=torch.contiguous_format)
         if t.untyped_storage().nbytes() != t.numel() * t.element_size() or not t.is_contiguous()

@@ -1,4 +1,4 @@
-"""What travels: tasks and updates, the server's events and its commands."""
+"""Messages: tasks and updates, the events the server gets and the commands it returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,13 @@ from latecomer.core.submodel import Submodel
 
 MAIN = "main"
 
-# What a run makes by the million is read-only by agreement alone: a frozen dataclass takes four
-# times as long to make.
+# Messages that a run makes by the million are not frozen, only never changed: a frozen dataclass
+# takes four times as long to make.
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSpec:
-    """The local training program of a task: everything the device and the server must agree on."""
+    """The local training program of a task, on which the device and the server agree."""
 
     local_epochs: int = 2
     batch_size: int = 32
@@ -29,19 +29,19 @@ class TrainSpec:
     clip: float = 0.0  # per-example L2 bound on the gradient; 0 = off
     last_layer_only: bool = False
     lr_scale: float = 1.0
-    feedback: bool = False  # send how well the model fits, see device/feedback.py
+    feedback: bool = False  # report how well the model fits the local data (device/feedback.py)
     hold_back: bool = True  # what is judged by is not trained on
     # With `feedback`: factor on the label-shift correction of predictions behind "error"; 0 = off
     prior_correction: float = 0.0
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
-    balance: float = 0.0  # decay of the mix with the device's earlier gradients; 0 = off
+    balance: float = 0.0  # decay of the average with the device's earlier gradients; 0 = off
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise
-    lazy: float = 0.0  # how small a change stays unsent, beside the model's movement; 0 = none
+    lazy: float = 0.0  # deltas smaller than this times the model's movement are not sent; 0 = off
     accumulate_residual: bool = False  # a delta that stays unsent is added to the next one
 
     @property
     def remembers(self) -> bool:
-        """Whether the device needs what it kept of earlier tasks: they must run in order."""
+        """Whether a task needs state of the device's earlier tasks, so that their order matters."""
         return self.balance > 0 or self.lazy > 0
 
 
@@ -63,7 +63,7 @@ class ServingSettings:
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """A further model that a device may start from."""
+    """A further model sent with a task, from which the device may start."""
 
     lineage: str
     version: int
@@ -72,15 +72,14 @@ class Offer:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Train `params` (version `version` of `lineage`) on the device's data as `spec` says.
+    """An order to train `params`, version `version` of `lineage`, by the program `spec`.
 
     `number` counts the tasks of this device: with the run's seed it names the random stream, so
-    that results do not depend on the order in which tasks are executed. Where there are `offers`,
-    the device starts from whichever model has the least loss on its data, and says which.
-    `broadcasts` are newer models sent while it works; it may go on from the last it has received,
-    and None stands for one that it never will.
-    `began` is when it was sent, put in by the engine; a device whose data change trains on what it
-    had then.
+    that results do not depend on the order in which tasks are executed. With `offers` the device
+    starts from the model with the least loss on its data and reports which. `broadcasts` are newer
+    models sent while it trains; it may continue from the last one it received; None replaces one
+    that it cannot use any more. `began` is the time of dispatch, set by the engine: a device whose
+    data change trains on those of that time.
     """
 
     id: int
@@ -97,11 +96,11 @@ class Task:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """All versions that its delta may be from."""
+        """All versions that may be the base of its delta."""
         return (self.version, *(o.version for o in self.offers + self.broadcasts if o is not None))
 
     def was_sent(self, choice: int) -> bool:
-        """Whether a delta may be from the model of this number."""
+        """Whether the model with this number may be the base of its delta."""
         others = self.offers + self.broadcasts
         return choice == 0 or (0 < choice <= len(others) and others[choice - 1] is not None)
 
@@ -115,7 +114,7 @@ class Task:
         return (1 + len(self.offers)) * wire_bytes(self.params)
 
     def chosen(self, choice: int) -> "Task":
-        """The task as if the model of this number (0: its own) had been the only one."""
+        """The task as if only the model with this number (0: its own) had been sent."""
         if not self.offers and not self.broadcasts:
             return self
         own = Offer(self.lineage, self.version, self.params)
@@ -133,18 +132,17 @@ class Task:
 
 
 def wire_bytes(vector: Tensor) -> int:
-    """What a vector weighs on its way."""
+    """Bytes of a vector in a message."""
     return vector.numel() * vector.element_size()
 
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """What a device sends back: `delta` = trained - base, in device coordinates.
+    """A device's answer: `delta` = trained - base, in the coordinates of its sub-model.
 
-    `choice` is the number of the model that delta is from (0: the task's own, then its offers,
-    then the broadcasts in the order they were sent).
-    `epsilon` is what the device has spent of its privacy so far, by its own ledger; with `last`
-    it will send no more, because the next release would exceed its budget.
+    `choice` is the number of the model that is the base (0: the task's own, then its offers, then
+    the broadcasts in the order they were sent). `epsilon` is the privacy spent so far by the
+    device's ledger; with `last` it sends no more, because the next release would exceed its budget.
     """
 
     task_id: int
@@ -171,11 +169,11 @@ class Contribution:
     seconds: float = 0.0
 
     def rebase(self, base: Tensor, delta: Tensor) -> "Contribution":
-        """The same contribution made fresh: as if trained from `base`, staleness 0."""
+        """The contribution with another base and delta, and staleness 0."""
         return replace(self, base=base, delta=delta, staleness=0)
 
     def weighed(self, weight: float) -> "Contribution":
-        # On every update's way: spelled out, it takes a quarter of the time of `replace`.
+        # Runs for every update: spelled out, it takes a quarter of the time of `replace`.
         return Contribution(
             self.task,
             self.update,
@@ -188,12 +186,12 @@ class Contribution:
         )
 
 
-# Events: what the engine tells the server.
+# Events, from the engine to the server.
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The device can take a task (again). Late uploads of its earlier tasks may be under way."""
+    """The device is idle and reachable. Uploads of its earlier tasks may still be under way."""
 
     device: int
     submodel: Submodel | None = None
@@ -201,10 +199,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The device waits no longer; its open task may still come in.
+    """The device is no longer idle; the update of its open task may still arrive.
 
-    It waits again after `Joined`, and after the arrival of the task it was busy with: an engine
-    that knows better says `Left` once more.
+    It is idle again after `Joined` and after the update of its task has arrived; if it is not, the
+    engine sends `Left` again.
     """
 
     device: int
@@ -212,10 +210,7 @@ class Left:
 
 @dataclass(slots=True, eq=False)
 class Arrived:
-    """An update as it came off the wire: nothing in it has been checked yet.
-
-    `seconds` is how long it took since the task was sent, by the engine's clock.
-    """
+    """An unchecked update. `seconds` is the time since its task was sent, by the engine's clock."""
 
     device: int
     update: Update
@@ -224,7 +219,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The task will never come back."""
+    """The task will get no answer."""
 
     task_id: int
     reason: str
@@ -232,14 +227,14 @@ class Failed:
 
 @dataclass(slots=True, eq=False)
 class Ready:
-    """A compensation that took time is over: it is finished, and goes on at *weigh*."""
+    """The server time of a compensation is over: it is finished, then weighed and merged."""
 
     contribution: Contribution
 
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """A timer that the server set for itself with `Later`."""
+    """A timer set with `Later` has expired; `version` is the head when it was set."""
 
     name: str
     version: int
@@ -247,9 +242,9 @@ class TimerExpired:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Of each task, by its id, the numbers of the broadcasts that its device may still go on from.
+    """Task id -> numbers of the broadcasts that its device can still continue from.
 
-    The others came too late or have been overtaken: nobody needs to keep them.
+    The other models sent to that task arrived too late or were overtaken.
     """
 
     usable: tuple[tuple[int, tuple[int, ...]], ...]
@@ -258,7 +253,7 @@ class Received:
 Event = Joined | Left | Arrived | Failed | Ready | TimerExpired | Received
 
 
-# Commands: what the server asks of the engine.
+# Commands, from the server to the engine.
 
 
 class Send(NamedTuple):
@@ -268,20 +263,20 @@ class Send(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Send the newest of their `broadcasts` to the devices that work on these tasks."""
+    """Send the last of the `broadcasts` of each of these tasks to its device."""
 
     tasks: tuple[Task, ...]
 
 
 class Later(NamedTuple):
-    """Hand `event` back after `seconds`; the server goes on meanwhile."""
+    """Return `event` to the server after `seconds`."""
 
     seconds: float
     event: Ready | TimerExpired
 
 
 class Stop(NamedTuple):
-    """The strategy has nothing more to do."""
+    """End the run."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Devices that wait for a task: a set that can be sampled in constant time."""
+"""The idle devices: a set with random samples in constant time per device."""
 
 from collections.abc import Iterable, Iterator
 
@@ -38,7 +38,7 @@ class Pool:
             self._place[last] = place
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """`count` different devices (or all, if fewer wait), in random order."""
+        """`count` different devices in random order; all, if there are fewer."""
         if count >= len(self._devices):
             return list(self._devices)
         chosen = rng.choice(len(self._devices), size=count, replace=False)

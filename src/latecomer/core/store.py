@@ -1,4 +1,4 @@
-"""Every model version that somebody still needs, under one global commit number."""
+"""The model versions in use, under one global commit number."""
 
 from array import array
 from bisect import bisect_right
@@ -24,10 +24,10 @@ class _Held:
 class ModelStore:
     """Heads of lineages, and the versions that open tasks were sent.
 
-    A version lives while it is a head or pinned, and not a moment longer, so the number of stored
-    models is bounded by the number of open tasks. Beside them each lineage keeps the numbers of
-    its own commits since the oldest stored version (8 bytes each): staleness is counted there,
-    which stays right when a device moves to another lineage, and after a fork or a merge.
+    A version is stored while it is a head or pinned, so the number of stored models is bounded by
+    the number of open tasks. Each lineage also keeps the numbers of its commits since the oldest
+    stored version (8 bytes each), from which staleness is counted; this stays correct when a device
+    moves to another lineage, and after a fork or a merge.
     """
 
     def __init__(self, params: Tensor) -> None:
@@ -50,7 +50,7 @@ class ModelStore:
         return lineage in self._heads
 
     def resolve(self, lineage: str) -> str:
-        """The living lineage that `lineage` is or was absorbed into."""
+        """`lineage`, or the lineage that absorbed it."""
         while lineage in self._absorbed:
             lineage = self._absorbed[lineage]
         return lineage
@@ -59,14 +59,14 @@ class ModelStore:
         return self._heads[lineage]
 
     def params(self, version: int) -> Tensor:
-        """The model of a stored version; shared, so never write into it."""
+        """The parameters of a stored version; shared, so they must not be changed."""
         return self._held[version].params
 
     def head_params(self, lineage: str = MAIN) -> Tensor:
         return self.params(self.head(lineage))
 
     def pins(self, version: int) -> int:
-        """How many open tasks were sent this version."""
+        """Number of open tasks that were sent this version."""
         held = self._held.get(version)
         return 0 if held is None else held.pins
 
@@ -96,7 +96,7 @@ class ModelStore:
         self._drop_if_unused(version)
 
     def fork(self, parent: str, child: str) -> None:
-        """Open `child` on the head of `parent`; both go their own way from there."""
+        """Open the lineage `child` with the head of `parent`."""
         if child in self._heads or child in self._absorbed:
             raise ValueError(f"lineage {child!r} exists already")
         version = self._heads[parent]
@@ -105,7 +105,7 @@ class ModelStore:
         self._history[child] = array("q", self._history[parent])
 
     def absorb(self, into: str, gone: str) -> None:
-        """Close `gone`; what was sent from it is counted on `into` from now on."""
+        """Close `gone`; staleness of its versions is counted on `into` from now on."""
         if into == gone:
             raise ValueError(f"lineage {into!r} cannot absorb itself")
         self._release_head(self._heads.pop(gone))

@@ -328,6 +328,11 @@ class Strategy:
         return bool(getattr(self.compensate, "inverts", False))
 
     @property
+    def compensates_later(self) -> bool:
+        """Whether its compensation takes server time."""
+        return isinstance(self.compensate, DelayedCompensation)
+
+    @property
     def serving(self) -> Serving | None:
         """The observer that decides about the deployed parameters, if there is one."""
         return next((part for part in self.observers if isinstance(part, Serving)), None)

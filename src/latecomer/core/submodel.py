@@ -1,4 +1,4 @@
-"""A part of the model that a device can carry, as an index map into the flat vector."""
+"""Sub-models: the part of the model that a device trains, as an index map into the flat vector."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -32,7 +32,7 @@ def covered(submodel: Submodel | None) -> Tensor | slice:
 
 
 def name_of(submodel: Submodel | None) -> str:
-    """Tells networks apart; that of the whole model has no name."""
+    """The name of the sub-model; empty for the whole model."""
     return "" if submodel is None else submodel.name
 
 

@@ -6,9 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from traceback import extract_tb
 from types import FrameType
 from typing import Any, Protocol
@@ -17,8 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from latecomer.core.outcomes import Logged
-from latecomer.core.params import digest
-from latecomer.core.strategy import DelayedCompensation, Strategy
+from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
@@ -26,6 +23,7 @@ from latecomer.strategies.recipe import Build
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.client_accuracy import ClientAccuracy
 from latecomer.study.config import Config, load_config
+from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
@@ -34,12 +32,12 @@ from latecomer.study.metrics import Scores
 from latecomer.study.models import write_models
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.sinks import Sinks, check_sinks
+from latecomer.study.summary import SCALARS, f1_by_class, summary_of, used_lineages
 from latecomer.study.totals import RunTotals
 
 # Tasks per device without one usable update, after which a run gives up.
 STUCK = 50
 
-SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
 DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
 
@@ -165,8 +163,8 @@ class _Run:
         self.wall_before = 0.0
         self.totals = RunTotals()
         self.last: Scores | None = None
-        self.best: dict[str, Any] | None = None  # the evaluation that validation liked best
-        self.since_best = 0  # evaluations since then
+        kept = ("updates", "virtual_seconds", *SCALARS)
+        self.early_stopping = EarlyStopping(self.config.stop.patience, kept)
         self.sinks = Sinks()
         keep = self._restore()
         self.events = EventLog(folder / "events.jsonl", keep["events"])
@@ -200,7 +198,7 @@ class _Run:
                 reason = self.engine.run(self.bounds, self._after_step)
         finally:
             self.progress.finished()
-        if reason == "interrupted" and self._out_of_patience():
+        if reason == "interrupted" and self.early_stopping.is_over:
             reason = "patience"
         if reason == "interrupted":
             done = f"interrupted after {self.server.accepted} updates"
@@ -232,11 +230,7 @@ class _Run:
             self._save()
         self._check_that_it_moves()
         self.progress.advanced(self._share(), self.server.accepted, self.engine.now)
-        return not (self.interrupted or self._out_of_patience())
-
-    def _out_of_patience(self) -> bool:
-        patience = self.config.stop.patience
-        return bool(patience) and self.since_best >= patience
+        return not (self.interrupted or self.early_stopping.is_over)
 
     def _check_that_it_moves(self) -> None:
         """A run whose updates are all lost or refused would go on for ever."""
@@ -267,29 +261,18 @@ class _Run:
             "virtual_seconds": round(self.engine.now, 6),
             "wall_seconds": round(self._wall(), 3),
             **{name: getattr(self.last, name) for name in SCALARS},
-            **{f"f1_{name}": v for name, v in self._by_class(self.last).items()},
+            **{f"f1_{name}": v for name, v in f1_by_class(self.experiment, self.last).items()},
         }
         if self.config.evaluate.clients:
             own = self.evaluator.local_test(self.server, self.engine.now)
             row |= {"client_accuracy": own.mean, "client_accuracy_worst": own.worst}
         if self.config.stop.patience:
-            row |= self._validate(row)
+            found = self.evaluator.validation(self.server, self.engine.now)
+            row |= self.early_stopping.record(row, found)
         self.table.write(row)
         self.events.file.flush()
         self.sinks.row(row)
         self.progress.evaluated(row)
-
-    def _validate(self, row: Mapping[str, Any]) -> dict[str, float]:
-        """How the validation parts like the model, and whether it is the best so far."""
-        found = self.evaluator.validation(self.server, self.engine.now)
-        seen = {"validation_loss": found.loss, "validation_macro_f1": found.macro_f1}
-        if self.best is None or found.macro_f1 > self.best["validation_macro_f1"]:
-            told = ("updates", "virtual_seconds", *SCALARS)
-            self.best = {name: row[name] for name in told} | seen
-            self.since_best = 0
-        else:
-            self.since_best += 1
-        return seen
 
     def _log(self, moment: float, outcome: Logged) -> None:
         self.events.write(moment, outcome)
@@ -310,8 +293,7 @@ class _Run:
             "evaluated": self.evaluated,
             "wall": self._wall(),
             "totals": self.totals.state(),
-            "best": self.best,
-            "since_best": self.since_best,
+            "early_stopping": self.early_stopping.state(),
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -341,7 +323,7 @@ class _Run:
         self.evaluated = state["evaluated"]
         self.wall_before = state["wall"]
         self.totals.restore(state["totals"])
-        self.best, self.since_best = state.get("best"), state.get("since_best", 0)
+        self.early_stopping.restore(state["early_stopping"])
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -354,13 +336,11 @@ class _Run:
         watched = ("validation_loss", "validation_macro_f1") if self.config.stop.patience else ()
         return [*moments, *SCALARS, *(f"f1_{name}" for name in names), *own, *watched]
 
-    def _by_class(self, found: Scores) -> dict[str, float | None]:
-        return dict(zip(self.experiment.federation.class_names, found.f1, strict=True))
-
     def _finish(self, reason: str) -> dict[str, Any]:
         wall = self._wall()
         layout = self.experiment.model.layout
-        write_models(self.folder, self.server, self._used_lineages(), layout)
+        lineages = used_lineages(self.experiment, self.server)
+        write_models(self.folder, self.server, lineages, layout)
         summary = self._summary(reason, wall)
         self.sinks.end(flatten(summary))
         self._close()
@@ -375,107 +355,29 @@ class _Run:
         self.sinks.close()
 
     def _summary(self, reason: str, wall: float) -> dict[str, Any]:
-        found = self.last or self.evaluator.central(self.server, self.engine.now)
-        own = self._on_devices()
-        return {
-            "strategy": self.config.strategy.name,
-            "source": self.config.data.source,
-            "model": self.config.model.name,
-            "devices": len(self.experiment.federation.clients),
-            "seed": self.config.seed,
-            "updates": self.server.accepted,
-            "versions": self.server.store.commits,
-            "virtual_seconds": round(self.engine.now, 6),
-            "wall_seconds": round(wall, 3),
-            **{name: getattr(found, name) for name in SCALARS},
-            "f1": self._by_class(found),
-            "staleness": self.totals.staleness,
-            "bytes": self._bytes(),
-            "epsilon": self._epsilon(),
-            "compensation": self.totals.compensation if self._compensates() else None,
-            "clusters": self._clusters(),
-            "client_accuracy": {
-                "mean": own.mean,
-                "worst": own.worst,
-                "late_mean": own.late_mean,
-            },
-            "model_hash": self._hash(),
-            "client_balanced_accuracy": asdict(own.balanced),
-            "client_macro_f1": asdict(own.macro_f1),
-            "worst_client": own.worst_device,
-            "best": self.best,
-            "refused": self.totals.refused,
-            "dropped": self.totals.dropped,
-            "ended_by": reason,
-            "late_devices": sorted(self.experiment.fleet.late),
-            "branches": self._branches(),
-            "notes": list(self.experiment.notes),
-            "warnings": [*self._warnings(), *self.sinks.troubles],
-        }
+        central = self.last or self.evaluator.central(self.server, self.engine.now)
+        found = summary_of(
+            self.experiment,
+            self.server,
+            self.engine,
+            self.totals,
+            central,
+            self._local_test(),
+            wall,
+        )
+        found["warnings"] += self.sinks.troubles
+        return {**found, "best": self.early_stopping.best, "ended_by": reason}
 
-    def _on_devices(self) -> ClientAccuracy:
-        """Measured, and one row for each device in devices.csv."""
-        own = self.evaluator.local_test(self.server, self.engine.now)
+    def _local_test(self) -> ClientAccuracy:
+        """Local test accuracy of every device, also written to devices.csv."""
+        found = self.evaluator.local_test(self.server, self.engine.now)
         table = Table(self.folder / "devices.csv", DEVICE_COLUMNS)
-        late, home = self.experiment.fleet.late, self.server.lineage_of
+        late, lineage_of = self.experiment.fleet.late, self.server.lineage_of
         for device, client in enumerate(self.experiment.federation.clients):
-            row = (device, int(device in late), len(client.train.y), own.each.get(device))
-            table.write(dict(zip(DEVICE_COLUMNS, (*row, home(device)), strict=True)))
+            row = (device, int(device in late), len(client.train.y), found.each.get(device))
+            table.write(dict(zip(DEVICE_COLUMNS, (*row, lineage_of(device)), strict=True)))
         table.file.close()
-        return own
-
-    def _bytes(self) -> dict[str, int]:
-        engine = self.engine
-        found = {"up": engine.bytes_up, "down": engine.bytes_down}
-        return {**found, "saved": engine.bytes_saved} if engine.bytes_saved else found
-
-    def _epsilon(self) -> dict[str, float] | None:
-        """What the devices have spent by their ledgers; one that has released nothing spent 0."""
-        if not self.config.privacy.epsilon:
-            return None
-        values = [self.totals.epsilon.get(device, 0.0) for device in self.experiment.clients]
-        return {
-            "mean": fmean(values),
-            "max": max(values),
-            "retired": self.totals.retired,
-        }
-
-    def _branches(self) -> list[dict[str, Any]] | None:
-        """Who is in which cluster."""
-        if not self.server.strategy.personal:
-            return None
-        found = self.server.clusters().items()
-        return [{"lineage": name, "devices": devices} for name, devices in found]
-
-    def _clusters(self) -> dict[str, int] | None:
-        if not self.server.strategy.personal:
-            return None
-        homes = {self.server.lineage_of(device) for device in self.experiment.clients}
-        return {
-            "final": len(homes),
-            "splits": self.totals.splits,
-            "merges": self.totals.merges,
-            "broadcasts": self.totals.broadcasts,
-        }
-
-    def _compensates(self) -> bool:
-        return isinstance(self.server.strategy.compensate, DelayedCompensation)
-
-    def _warnings(self) -> list[str]:
-        refused, accepted = self.totals.refused, self.server.accepted
-        if refused <= accepted:
-            return []
-        return [
-            f"{refused} updates were refused and only {accepted} accepted; the last reason:"
-            f" {self.totals.last_loss}. Does training diverge? Try a smaller training.lr"
-        ]
-
-    def _used_lineages(self) -> list[str]:
-        users = range(len(self.experiment.federation.clients))
-        return sorted({self.server.lineage_of(device) for device in users})
-
-    def _hash(self) -> str:
-        return digest(self.server.model(name) for name in self._used_lineages())
+        return found
 
 
 class _Signals:

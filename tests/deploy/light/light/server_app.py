@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     network, seed = model(int(config["hidden"])), int(config["seed"])
     folder = Path(str(config["folder"]))
     spec = TrainSpec(local_epochs=1, batch_size=8, lr=0.01)
-    checks = Checks(most_examples=int(config["most-examples"]))
+    checks = Checks(max_examples=int(config["most-examples"]))
     server = Server(network.init(seed), build_strategy("fedasync", {}), spec, checks, seed=seed)
     transport = GridTransport(grid)
 

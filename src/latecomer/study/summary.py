@@ -1,0 +1,112 @@
+"""summary.json: the result of a run as nested scalars."""
+
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from latecomer.core.params import digest
+from latecomer.core.server import Server
+from latecomer.engines.virtual import VirtualEngine
+from latecomer.study.client_accuracy import ClientAccuracy
+from latecomer.study.experiment import Experiment
+from latecomer.study.metrics import Scores
+from latecomer.study.totals import RunTotals
+
+# Scores of the central test set, as columns of metrics.csv and keys of summary.json.
+SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
+
+
+def summary_of(
+    experiment: Experiment,
+    server: Server,
+    engine: VirtualEngine,
+    totals: RunTotals,
+    central: Scores,
+    local: ClientAccuracy,
+    wall_seconds: float,
+) -> dict[str, Any]:
+    """Everything that is known when a run ends, except why it ended."""
+    config = experiment.config
+    return {
+        "strategy": config.strategy.name,
+        "source": config.data.source,
+        "model": config.model.name,
+        "devices": len(experiment.federation.clients),
+        "seed": config.seed,
+        "updates": server.accepted,
+        "versions": server.store.commits,
+        "virtual_seconds": round(engine.now, 6),
+        "wall_seconds": round(wall_seconds, 3),
+        **{name: getattr(central, name) for name in SCALARS},
+        "f1": f1_by_class(experiment, central),
+        "staleness": totals.staleness,
+        "bytes": _bytes(engine),
+        "epsilon": _epsilon(experiment, totals),
+        "compensation": totals.compensation if server.strategy.compensates_later else None,
+        "clusters": _clusters(experiment, server, totals),
+        "client_accuracy": {
+            "mean": local.mean,
+            "worst": local.worst,
+            "late_mean": local.late_mean,
+        },
+        "model_hash": digest(server.model(name) for name in used_lineages(experiment, server)),
+        "client_balanced_accuracy": asdict(local.balanced),
+        "client_macro_f1": asdict(local.macro_f1),
+        "worst_client": local.worst_device,
+        "refused": totals.refused,
+        "dropped": totals.dropped,
+        "late_devices": sorted(experiment.fleet.late),
+        "cluster_members": _members(server),
+        "notes": list(experiment.notes),
+        "warnings": _warnings(server, totals),
+    }
+
+
+def f1_by_class(experiment: Experiment, found: Scores) -> dict[str, float | None]:
+    return dict(zip(experiment.federation.class_names, found.f1, strict=True))
+
+
+def used_lineages(experiment: Experiment, server: Server) -> list[str]:
+    """The lineages that devices are assigned to, in alphabetical order."""
+    devices = range(len(experiment.federation.clients))
+    return sorted({server.lineage_of(device) for device in devices})
+
+
+def _bytes(engine: VirtualEngine) -> dict[str, int]:
+    found = {"up": engine.bytes_up, "down": engine.bytes_down}
+    return {**found, "saved": engine.bytes_saved} if engine.bytes_saved else found
+
+
+def _epsilon(experiment: Experiment, totals: RunTotals) -> dict[str, float] | None:
+    """Epsilon spent by the devices' ledgers; 0 for a device that has released nothing."""
+    if not experiment.config.privacy.epsilon:
+        return None
+    values = [totals.epsilon.get(device, 0.0) for device in experiment.clients]
+    return {"mean": fmean(values), "max": max(values), "retired": totals.retired}
+
+
+def _members(server: Server) -> list[dict[str, Any]] | None:
+    if not server.strategy.personal:
+        return None
+    return [{"lineage": name, "devices": devices} for name, devices in server.clusters().items()]
+
+
+def _clusters(experiment: Experiment, server: Server, totals: RunTotals) -> dict[str, int] | None:
+    if not server.strategy.personal:
+        return None
+    used = {server.lineage_of(device) for device in experiment.clients}
+    return {
+        "final": len(used),
+        "splits": totals.splits,
+        "merges": totals.merges,
+        "broadcasts": totals.broadcasts,
+    }
+
+
+def _warnings(server: Server, totals: RunTotals) -> list[str]:
+    if totals.refused <= server.accepted:
+        return []
+    return [
+        f"{totals.refused} updates were refused and only {server.accepted} accepted; the last"
+        f" reason: {totals.last_loss}. Does training diverge? Try a smaller training.lr"
+    ]
