@@ -16,7 +16,8 @@ from latecomer.strategies.parts.broadcast_predictor import (
 
 
 def test_the_weights_come_with_the_package():
-    assert files("latecomer.strategies").joinpath("broadcast_predictor.safetensors").is_file()
+    package = files("latecomer.strategies.parts")
+    assert package.joinpath("broadcast_predictor.safetensors").is_file()
     assert WEIGHTS.stat().st_size < 300_000
     shapes = {name: tuple(value.shape) for name, value in trained_weights().items()}
     # Two hidden layers of 128, one after the other; broadcast or not.

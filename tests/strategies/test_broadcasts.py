@@ -1,61 +1,49 @@
 """When a new model is told to those at work: each policy by hand."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from commands import sends
+from commands import logged, sends
 from latecomer.core.codec import decode, encode, storable
-from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, Update
-from latecomer.core.outcomes import Note, Outcome
+from latecomer.core.messages import (
+    MAIN,
+    Arrived,
+    Broadcast,
+    Joined,
+    TimerExpired,
+    TrainSpec,
+    Update,
+)
+from latecomer.core.server import Server
 from latecomer.core.store import ModelStore
-from latecomer.core.strategy import BroadcastHead, Commit, Drop, Mix
+from latecomer.core.strategy import BroadcastHead, Commit, Observer, Strategy
 from latecomer.strategies.parts import broadcasts as broadcasting
 from latecomer.strategies.parts.broadcast_predictor import Predictor, state_of
 from latecomer.strategies.parts.broadcasts import RECORDS, Broadcasting, Record, sampled
 from toy import SIZE, ToyRun, toy_fleet, toy_server
 
 
-class Given:
-    """Merge: the new head is what the contribution says."""
-
-    def __init__(self):
-        self.followed = []
-
-    def add(self, contribution, view):
-        if contribution.model is None:
-            return Drop("it wants none")
-        return Commit(contribution.lineage, torch.tensor([contribution.model]), 1)
-
-    def settle(self, view):
-        return ()
-
-    def on_fork(self, parent, child):
-        self.followed.append((parent, child))
-
-    def on_absorb(self, into, gone):
-        self.followed.append((into, gone))
-
-
 class Line:
     """A lineage whose model is one number, beginning with 0."""
 
     def __init__(self, policy, every=5):
-        self.part = Broadcasting(Given(), policy, every)
+        self.part = Broadcasting(policy, every)
         self.store = ModelStore(torch.zeros(1))
 
     def to(self, model, lineage=MAIN):
-        """Commit `model`; whether it is broadcast."""
-        contribution = SimpleNamespace(lineage=lineage, model=model)
-        result = self.part.add(contribution, self)
-        if isinstance(result, Commit):
-            self.store.commit(result.lineage, result.params)
-        return self.told()
+        """Commit `model`; the lineages that are broadcast."""
+        self.commit(model, lineage)
+        return self.broadcasts()
 
-    def told(self):
-        return [wish.lineage for wish in self.part.refine(self)]
+    def commit(self, model, lineage=MAIN):
+        commit = Commit(lineage, torch.tensor([model]), 1)
+        self.part.on_commit(commit, self)
+        self.store.commit(commit.lineage, commit.params)
+
+    def broadcasts(self):
+        return [action.lineage for action in self.part.act(self)]
 
     def through(self, *models):
         return [bool(self.to(model)) for model in models]
@@ -82,11 +70,6 @@ def test_lineages_are_counted_apart():
     assert line.to(1.0, "other") == []
     assert line.to(2.0, "other") == ["other"]
     assert line.to(2.0) == [MAIN]
-
-
-def test_what_is_dropped_changes_nothing():
-    line = Line("always")
-    assert line.to(None) == []
 
 
 def test_the_oracle_is_eq_4_one_merge_late():
@@ -173,8 +156,7 @@ def test_the_truth_is_eq_4_for_the_moment_of_the_prediction(fake, says, step, tr
     fake.says = says
     line = Line("predictor")
     start = step(0)
-    line.to(start)
-    line.part._records.clear()
+    line.store.commit(MAIN, torch.tensor([start]))
     for t in range(1, 12):
         line.to(step(t))
     ((states, found),) = line.record().predictor.lessons
@@ -213,7 +195,7 @@ def test_on_a_split_the_weights_are_inherited_the_records_are_not_and_nobody_is_
     line = with_lessons()
     line.store.fork(MAIN, "child")
     line.part.on_fork(MAIN, "child")
-    assert line.told() == []
+    assert line.broadcasts() == []
     child, parent = line.record("child"), line.record()
     assert (child.changes, child.states, child.truths, child.told) == ([], [], [], None)
     inherited, own = child.predictor.weights(), parent.predictor.weights()
@@ -222,7 +204,6 @@ def test_on_a_split_the_weights_are_inherited_the_records_are_not_and_nobody_is_
     # Each learns for itself from now on.
     child.predictor.learn([state_of([1.0], 1.0, RECORDS)], [0])
     assert all(torch.equal(line.record().predictor.weights()[n], v) for n, v in own.items())
-    assert line.part.inner.followed == [(MAIN, "child")]
 
 
 def test_a_child_gathers_from_the_fork_on():
@@ -240,14 +221,14 @@ def test_on_a_merge_records_are_sampled_predictors_averaged_and_all_are_told():
     line.part.on_fork(MAIN, "child")
     for model in (5.0, 9.0, 9.5):
         line.to(model, "child")
-    line.told()
+    line.broadcasts()
     child, parent = line.record("child"), line.record()
     child.predictor = Predictor({n: v + 2 for n, v in parent.predictor.weights().items()})
     expected = sampled(parent.changes, child.changes)
     own = parent.predictor.weights()
     line.store.absorb(MAIN, "child")
     line.part.on_absorb(MAIN, "child")
-    assert line.told() == [MAIN]
+    assert line.broadcasts() == [MAIN]
     merged = line.record()
     assert merged.changes == expected
     assert all(
@@ -256,7 +237,7 @@ def test_on_a_merge_records_are_sampled_predictors_averaged_and_all_are_told():
     assert (merged.states, merged.truths) == ([], [])
     assert torch.equal(merged.told, line.store.head_params())
     assert "child" not in line.part._records
-    assert line.told() == []
+    assert line.broadcasts() == []
 
 
 def test_with_never_a_merge_is_not_told_either():
@@ -264,17 +245,16 @@ def test_with_never_a_merge_is_not_told_either():
     line.store.fork(MAIN, "child")
     line.store.absorb(MAIN, "child")
     line.part.on_absorb(MAIN, "child")
-    assert line.told() == []
+    assert line.broadcasts() == []
 
 
 def test_a_lineage_that_is_gone_is_not_broadcast():
     line = Line("always")
     line.store.fork(MAIN, "child")
-    contribution = SimpleNamespace(lineage="child", model=3.0)
-    line.store.commit("child", line.part.add(contribution, line).params)
+    line.commit(3.0, "child")
     line.store.absorb(MAIN, "child")
     line.part.on_absorb(MAIN, "child")
-    assert line.told() == [MAIN]
+    assert line.broadcasts() == [MAIN]
 
 
 def test_records_are_sampled_in_proportion_to_their_variance():
@@ -295,13 +275,14 @@ def test_records_are_sampled_in_proportion_to_their_variance():
 
 def test_its_state_survives_a_file():
     line = with_lessons()
-    line.part._due = [MAIN]
+    line.part.on_absorb(MAIN, "gone")
+    line.commit(9.0)
     tree, tensors = encode(line.part.state())
     state = decode(json.loads(json.dumps(tree, allow_nan=False)), storable(tensors))
     twin = Line("predictor")
     twin.part.restore(state)
     twin.store = line.store
-    assert twin.told() == line.told() == [MAIN]
+    assert twin.broadcasts() == line.broadcasts() == [MAIN]
     one, two = line.record(), twin.record()
     assert torch.equal(one.told, two.told)
     assert (one.changes, one.truths, one.merges, one.gathered) == (
@@ -330,9 +311,7 @@ def test_those_at_work_are_told_and_the_bytes_counted():
     (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
     assert [task.device for task in broadcast.tasks] == [0, 2]
     assert [task.versions for task in broadcast.tasks] == [(0, 1), (0, 1)]
-    (line,) = [
-        c.fields for c in commands if isinstance(c, Outcome | Note) and c.kind == "broadcast"
-    ]
+    (line,) = logged(commands, "broadcast")
     assert line == {"lineage": MAIN, "version": 1, "devices": 2, "bytes": 2 * 4 * SIZE}
     # Device 1 itself is sent the new model with its next task.
     assert [task.version for task in sends(commands)] == [1]
@@ -350,25 +329,21 @@ def test_nobody_else_is_told_of_a_cluster():
     assert [task.device for task in broadcast.tasks] == [1]
 
 
-def test_a_spread_of_what_everybody_has_is_no_broadcast():
-    server = toy_server("echopfl", {"clusters": 1, "most": 1.0, "broadcast": "never"})
-    server.handle(Joined(0), Joined(1))
-    out = []
-    server._refine(BroadcastHead(MAIN), out)
-    assert out == []
+class BroadcastsAtOnce(Observer):
+    """Asks for a broadcast of the main head after every moment."""
+
+    def act(self, view):
+        return [BroadcastHead(MAIN)]
 
 
-def test_the_inner_part_keeps_its_own_state():
-    class Remembering(Mix):
-        def state(self):
-            return {"kept": 3}
-
-        def restore(self, state):
-            self.kept = state["kept"]
-
-    part = Broadcasting(Remembering(), "always")
-    part.restore(Broadcasting(Remembering(), "always").state())
-    assert part.inner.kept == 3
+def test_devices_that_have_the_head_get_no_broadcast():
+    server = Server(torch.zeros(SIZE), Strategy(observers=(BroadcastsAtOnce(),)), TrainSpec())
+    tasks = sends(server.handle(Joined(0), Joined(1)))
+    commands = server.handle(TimerExpired("none", 0))
+    assert not [c for c in commands if isinstance(c, Broadcast)]
+    commands = server.handle(Arrived(0, Update(tasks[0].id, torch.ones(SIZE), 5)))
+    (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
+    assert [task.device for task in broadcast.tasks] == [1]
 
 
 @pytest.mark.parametrize("policy", ["never", "always", "every-n", "oracle", "predictor"])

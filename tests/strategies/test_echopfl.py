@@ -1,4 +1,4 @@
-"""EchoPFL as a whole: its limits, and runs in which there is something to find."""
+"""EchoPFL as a whole: its limits, and runs with two planted clusters."""
 
 import json
 from collections import Counter
@@ -60,7 +60,7 @@ def test_it_is_more_than_fedasync_otherwise():
     assert toy("echopfl", broadcast="never").heads() != toy("fedasync").heads()
 
 
-def test_that_limit_holds_on_digits_too(tmp_path):
+def test_one_cluster_without_broadcast_is_fedasync_on_digits(tmp_path):
     one = run(tmp_path / "one", {"name": "echopfl", **ALONE})
     other = run(tmp_path / "other", {"name": "fedasync"})
     assert one["model_hash"] == other["model_hash"]
@@ -69,15 +69,15 @@ def test_that_limit_holds_on_digits_too(tmp_path):
     assert one["clusters"] == {"final": 1, "splits": 0, "merges": 0, "broadcasts": 0}
 
 
-def test_with_one_device_a_broadcast_has_nobody_to_tell():
-    loud, silent = (toy("echopfl", toy_fleet(1), 30, broadcast=p) for p in ("always", "never"))
-    assert loud.log == silent.log
-    assert loud.heads() == silent.heads()
+def test_with_one_device_there_is_nothing_to_broadcast():
+    always, never = (toy("echopfl", toy_fleet(1), 30, broadcast=p) for p in ("always", "never"))
+    assert always.log == never.log
+    assert always.heads() == never.heads()
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"most": 0.5}, {"clusters": 0}, {"broadcast": "often"}, {"judge": "mood"}, {"margin": 0}],
+    [{"most": 0.5}, {"clusters": 0}, {"broadcast": "often"}, {"measure": "mood"}, {"margin": 0}],
 )
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(BadInput):
@@ -99,9 +99,9 @@ def test_a_fleet_that_loses_tasks_and_devices():
 def test_what_is_kept_does_not_grow_with_time():
     def kept(updates):
         run = toy("echopfl", toy_fleet(8), updates, every=5, ask=2)
-        state = run.server.strategy.state()
+        state = run.server.state()["parts"]
         members, clusters = state["route"]["members"], state["route"]["clusters"]
-        records = state["merge"]["records"]
+        records = state["observers.0"]["records"]
         lists = [len(r["changes"]) + len(r["states"]) for r in records.values()]
         return len(members), len(clusters), len(records), max(lists)
 
@@ -111,28 +111,28 @@ def test_what_is_kept_does_not_grow_with_time():
     assert max(early[3], late[3]) <= 20
 
 
-# Two worlds: the same pictures under other names
+# Two label permutations of the same pictures
 
 
-def two_worlds(path, seed, devices=16, examples=60):
-    """Whose device is whose world; every second one calls a digit by the next one's name."""
+def two_permutations(path, seed, devices=16, examples=60):
+    """Write digits of two label permutations; which permutation each device has."""
     rng, digits = np.random.default_rng(seed), load_digits()
     pictures = digits.images[:, None].astype(np.float32) / 16
-    worlds = np.arange(devices) % 2
-    chosen = [rng.choice(len(pictures), examples, replace=False) for _ in worlds]
+    permutation = np.arange(devices) % 2
+    chosen = [rng.choice(len(pictures), examples, replace=False) for _ in permutation]
     np.savez(
         path,
         x=np.concatenate([pictures[some] for some in chosen]),
         y=np.concatenate(
-            [(digits.target[s] + w) % 10 for s, w in zip(chosen, worlds, strict=True)]
+            [(digits.target[s] + w) % 10 for s, w in zip(chosen, permutation, strict=True)]
         ),
         subject=np.repeat(np.arange(devices), examples),
     )
-    return worlds
+    return permutation
 
 
 def planted(folder, seed, updates=900, progress=None, **options):
-    worlds = two_worlds(folder / "worlds.npz", seed)
+    permutation = two_permutations(folder / "permuted.npz", seed)
     summary = run(
         folder / "run",
         {"name": "echopfl", "every": 10, **options},
@@ -140,25 +140,25 @@ def planted(folder, seed, updates=900, progress=None, **options):
         seed=seed,
         data={
             "source": "npz",
-            "path": str(folder / "worlds.npz"),
+            "path": str(folder / "permuted.npz"),
             "partition": "by-subject",
         },
-        fleet={"devices": len(worlds), "profile": "tiers"},
+        fleet={"devices": len(permutation), "profile": "tiers"},
         model={"hidden": [32]},
         training={"lr": 0.2},
         stop={"updates": updates},
         evaluate={"every": 300},
         checkpoint={"every": 50},
     )
-    return worlds, summary
+    return permutation, summary
 
 
 def events(folder):
     return [json.loads(line) for line in (folder / "run" / "events.jsonl").open()]
 
 
-def homes(folder):
-    """Where every device is at the end, by the log."""
+def assignments(folder):
+    """The cluster of every device at the end, from the log."""
     found, into = {}, {}
     for event in events(folder):
         if event["event"] == "arrival":
@@ -178,21 +178,21 @@ def found(tmp_path_factory):
     return folder, *planted(folder, seed=1)
 
 
-def test_two_planted_worlds_are_found(found):
-    folder, worlds, _ = found
-    assert adjusted_rand_score(worlds, homes(folder)) == 1.0
+def test_two_planted_clusters_are_found(found):
+    folder, permutation, _ = found
+    assert adjusted_rand_score(permutation, assignments(folder)) == 1.0
 
 
-def test_its_devices_are_served_well(found):
-    """One model for both worlds is right in half of the cases at best."""
+def test_the_cluster_models_fit_their_devices(found):
+    """One model for both label permutations is right in half of the cases at best."""
     assert found[2]["client_accuracy"]["mean"] > 0.8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_whatever_the_seed(tmp_path, seed):
-    worlds, _ = planted(tmp_path, seed)
-    assert adjusted_rand_score(worlds, homes(tmp_path)) == 1.0
+    permutation, _ = planted(tmp_path, seed)
+    assert adjusted_rand_score(permutation, assignments(tmp_path)) == 1.0
 
 
 def test_the_summary_counts_clusters_splits_merges_and_broadcasts(found):
@@ -210,23 +210,22 @@ def test_the_summary_counts_clusters_splits_merges_and_broadcasts(found):
     assert len(models) == 2
 
 
-def test_the_bytes_of_broadcasts_and_questions_are_on_the_downlink(found):
+def test_the_bytes_of_broadcasts_and_offers_are_on_the_downlink(found):
     folder, _, summary = found
-    told = [event["bytes"] for event in events(folder) if event["event"] == "broadcast"]
+    pushed = [event["bytes"] for event in events(folder) if event["event"] == "broadcast"]
     sent = [event["bytes"] for event in events(folder) if event["event"] == "dispatch"]
-    assert summary["bytes"]["down"] == sum(told) + sum(sent)
-    assert max(sent) >= 2 * min(sent)  # who is asked gets several models
+    assert summary["bytes"]["down"] == sum(pushed) + sum(sent)
+    assert max(sent) >= 2 * min(sent)  # an offer holds several models
 
 
-def test_a_device_that_is_told_is_less_stale(found, tmp_path):
-    silent = planted(tmp_path, seed=1, updates=200, broadcast="never")[1]
-    assert silent["clusters"]["broadcasts"] == 0
-    loud = found[2]["staleness"]["mean"]
-    assert loud < silent["staleness"]["mean"]
+def test_broadcasts_reduce_staleness(found, tmp_path):
+    never = planted(tmp_path, seed=1, updates=200, broadcast="never")[1]
+    assert never["clusters"]["broadcasts"] == 0
+    assert found[2]["staleness"]["mean"] < never["staleness"]["mean"]
 
 
 def test_resumed_in_mid_run_it_is_the_same_run(found, tmp_path):
-    """In between there are founders, questions, unions and broadcasts under way."""
+    """The checkpoint holds seed devices, offers, merges and broadcasts under way."""
     folder, _, summary = found
     with pytest.raises(Killed):
         planted(tmp_path, seed=1, progress=DieAfter(430))
@@ -240,7 +239,7 @@ def test_resumed_in_mid_run_it_is_the_same_run(found, tmp_path):
 MODEL = 4 * (64 * 8 + 8 + 8 * 10 + 10)  # bytes
 
 
-def test_a_private_run_says_that_nothing_is_told_and_goes_on(tmp_path):
+def test_a_private_run_notes_that_devices_report_nothing(tmp_path):
     summary = run(
         tmp_path / "run",
         {"name": "echopfl", "every": 5, "ask": 2, "broadcast": "always"},
@@ -251,11 +250,11 @@ def test_a_private_run_says_that_nothing_is_told_and_goes_on(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").open()]
     arrivals = [line for line in lines if line["event"] == "arrival"]
     assert len(arrivals) == 60
-    # They neither choose among models nor go on from a newer one; a question is asked once.
-    asked = Counter(
+    # Devices neither choose among models nor continue from a newer one; they get one offer.
+    offers = Counter(
         line["device"] for line in lines if line["event"] == "dispatch" and line["bytes"] > MODEL
     )
-    assert set(asked.values()) <= {1}
+    assert set(offers.values()) <= {1}
     sent = {line["task"]: line["version"] for line in lines if line["event"] == "dispatch"}
     assert all(line["sent"] == sent[line["task"]] for line in arrivals)
     assert summary["clusters"]["splits"] == 1  # the second seed
@@ -295,7 +294,7 @@ def test_late_devices_in_flight_and_busy(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_delay_of_a_device():
-    """One device takes as long as 200 tasks of the others; it has two passes to go on after."""
+    """One device takes as long as 200 tasks of the others, with two local epochs."""
     profiles = [DeviceProfile(seconds_per_task=1.0)] * 4 + [DeviceProfile(seconds_per_task=200.0)]
     server = toy_server("echopfl", {**ALONE, "broadcast": "always"})
     run = ToyRun(server, Fleet(tuple(profiles), seed=0))

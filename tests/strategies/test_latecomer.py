@@ -1,26 +1,38 @@
-"""The flagship: each part by itself, all off, and the reasons it gives."""
+"""The default strategy: each part alone, all parts off, and the reasons it logs."""
 
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Send, Update
-from latecomer.core.outcomes import Note, Outcome
+from commands import logged, sends
+from latecomer.core.messages import Arrived, Joined, Update
 from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
-OFF = {
-    "repair": False,
-    "surrogates": False,
-    "clusters": 1,
-    "broadcast": False,
-    "clip": 0.0,
+ADVANCED_OFF = {
     "wait": True,
-    "share": 1.0,
-    "step": 1.0,
-    "lead": 0.0,
-    "reach": 0.0,
-    "keep": 0.0,
-    "mix": 0.0,
+    "server_lr": 1.0,
+    "norm_clip": 0.0,
+    "age_discount": 0.0,
+    "control_variate": 0.0,
+    "trust_region": 0.0,
+    "projection_damping": 0.0,
+    "averaging": False,
 }
+OFF = {
+    "share": 1.0,
+    "clusters": 1,
+    "compensate": False,
+    "surrogates": False,
+    "push": False,
+    "personalise": False,
+    "calibrate": 0.0,
+    "advanced": ADVANCED_OFF,
+}
+
+
+def only(share=None, advanced=None, **options):
+    """All parts off, except these."""
+    options = {**OFF, **options, "advanced": {**ADVANCED_OFF, **(advanced or {})}}
+    return options if share is None else {**options, "share": share}
 
 
 def test_all_switched_off_it_is_fedavg_bit_for_bit():
@@ -30,18 +42,22 @@ def test_all_switched_off_it_is_fedavg_bit_for_bit():
 @pytest.mark.parametrize(
     "part",
     [
-        {"repair": True},
-        {"broadcast": True},
+        {"compensate": True},
+        {"compensate": True, "surrogates": True},
+        {"push": True},
         {"clusters": 4},
-        {"share": 0.3, "wait": False},
-        {"lead": 1.0},
-        {"reach": 0.3},
-        {"keep": 0.5, "mix": 1.0},
+        {"personalise": True},
+        {"calibrate": 1.0},
+        {"share": 0.3, "advanced": {"wait": False}},
+        {"advanced": {"control_variate": 1.0}},
+        {"advanced": {"trust_region": 0.3}},
+        {"advanced": {"projection_damping": 1.0}},
+        {"advanced": {"averaging": True}},
     ],
-    ids=lambda part: next(iter(part)),
+    ids=str,
 )
 def test_each_part_alone_runs_and_resumes(part):
-    options = {**OFF, **part}
+    options = only(**part)
     whole = toy_run("latecomer", 23, **options)
     whole.until(60)
     first = toy_run("latecomer", 23, **options)
@@ -51,26 +67,22 @@ def test_each_part_alone_runs_and_resumes(part):
     assert first.log + second.log == whole.log
 
 
-def test_who_waits_gets_a_task_when_the_model_is_new():
-    server = toy_server("latecomer", {**OFF, "share": 0.6})
-    tasks = [c.task for c in server.handle(*map(Joined, range(5))) if isinstance(c, Send)]
-    again = []
-    for task in tasks:
+def test_with_wait_a_device_gets_a_task_when_the_model_is_new():
+    server = toy_server("latecomer", only(share=0.6))
+    sent = []
+    for task in sends(server.handle(*map(Joined, range(5)))):
         update = Update(task.id, torch.ones(SIZE), 1)
-        again.append(
-            [c for c in server.handle(Arrived(task.device, update)) if isinstance(c, Send)]
-        )
-    assert [len(sent) for sent in again] == [0, 0, 3, 1, 1]
+        sent.append(len(sends(server.handle(Arrived(task.device, update)))))
+    assert sent == [0, 0, 3, 1, 1]
 
 
-def test_what_is_mostly_noise_is_not_repaired_and_the_log_says_so():
+def test_updates_that_are_mostly_noise_are_not_compensated():
     server = toy_server("latecomer")
-    tasks = [c.task for c in server.handle(*map(Joined, range(5))) if isinstance(c, Send)]
+    tasks = sends(server.handle(*map(Joined, range(5))))
     updates = [Update(t.id, torch.ones(SIZE), 1, noise_std=1.0) for t in tasks]
     arrived = [Arrived(t.device, u) for t, u in zip(tasks, updates, strict=True)]
-    notes = [
-        c for c in server.handle(*arrived) if isinstance(c, Outcome | Note) and c.kind == "switch"
-    ]
-    reasons = sorted(note.fields["reason"] for note in notes)
-    assert ["average" in reasons[0], "repair" in reasons[1], len(reasons)] == [True, True, 2]
-    assert not server.strategy.compensate.known
+    reasons = sorted(fields["reason"] for fields in logged(server.handle(*arrived), "switch"))
+    assert len(reasons) == 2
+    assert "average" in reasons[0]
+    assert "none is compensated" in reasons[1]
+    assert not server.strategy.compensate.last

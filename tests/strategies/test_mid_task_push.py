@@ -1,17 +1,12 @@
-"""Who is far behind is told in time, as long as that is of use."""
+"""Pushes of new models to stragglers while they train, as long as these use them."""
 
 import torch
 
-from commands import sends
+from commands import logged, sends
 from latecomer.core.messages import Arrived, Broadcast, Joined, TrainSpec, Update
-from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.server import Server
-from latecomer.core.strategy import Mix, Strategy
+from latecomer.core.strategy import Strategy
 from latecomer.strategies.latecomer.mid_task_push import RECENT_ANSWERS, MidTaskPush
-
-
-def told(commands):
-    return [t.device for c in commands if isinstance(c, Broadcast) for t in c.tasks]
 
 
 def answer(task, choice=0):
@@ -19,60 +14,64 @@ def answer(task, choice=0):
 
 
 class Pair:
-    """A fast device, and a slow one that takes `lasts` commits of the other for a task."""
+    """A fast device, and a slow one whose tasks take `lasts` commits of the other."""
 
     def __init__(self, behind, lasts, local_epochs=2):
+        strategy = Strategy(observers=(MidTaskPush(behind),))
         spec = TrainSpec(local_epochs=local_epochs)
-        self.server = Server(torch.zeros(1), Strategy(merge=MidTaskPush(Mix(), behind)), spec)
+        self.server = Server(torch.zeros(1), strategy, spec)
         self.fast, self.slow = sends(self.server.handle(Joined(0), Joined(1)))
-        self.lasts, self.notes = lasts, []
+        self.lasts, self.reasons = lasts, []
 
     def task(self, uses=False):
-        """One task of the slow one; at which commits of it there was a broadcast to it."""
-        heard = []
+        """One task of the slow device; the commits after which a model was pushed to it."""
+        pushed = []
         for commit in range(1, self.lasts + 1):
-            commands = self.server.handle(answer(self.fast))
+            commands = self.handle(answer(self.fast))
             (self.fast,) = sends(commands)
-            heard += [commit] * len(told(commands))
-            self.notes += [
-                c for c in commands if isinstance(c, Outcome | Note) and c.kind == "switch"
-            ]
+            tasks = [t.device for c in commands if isinstance(c, Broadcast) for t in c.tasks]
+            assert tasks in ([], [1])
+            pushed += [commit] * len(tasks)
         number = len(self.server.open_tasks[self.slow.id].broadcasts) if uses else 0
-        commands = self.server.handle(answer(self.slow, number))
-        self.notes += [c for c in commands if isinstance(c, Outcome | Note) and c.kind == "switch"]
+        commands = self.handle(answer(self.slow, number))
         (self.slow,) = [t for t in sends(commands) if t.device == 1]
-        return heard
+        return pushed
+
+    def handle(self, event):
+        commands = self.server.handle(event)
+        self.reasons += [fields["reason"] for fields in logged(commands, "switch")]
+        return commands
 
 
-def test_a_straggler_is_told_before_its_last_pass():
+def test_pushes_end_before_the_last_local_epoch():
     pair = Pair(behind=3, lasts=20)
-    assert pair.task() == []  # nobody knows yet how long it takes
-    assert pair.task(uses=True) == [3, 6, 9]  # 10 of 20 commits: by then the last pass has begun
+    assert pair.task() == []  # the length of its tasks is unknown yet
+    assert pair.task(uses=True) == [3, 6, 9]  # after 10 of 20 commits the last epoch has begun
 
 
-def test_with_one_pass_there_is_nothing_to_go_on_from():
+def test_with_one_local_epoch_nothing_is_pushed():
     pair = Pair(behind=3, lasts=20, local_epochs=1)
     assert [pair.task(), pair.task()] == [[], []]
 
 
-def test_who_is_back_soon_is_not_told():
+def test_devices_that_are_not_far_behind_get_nothing():
     pair = Pair(behind=10, lasts=19)
     assert [pair.task(), pair.task()] == [[], []]
 
 
-def test_broadcasts_end_when_they_are_not_used():
+def test_pushes_end_when_they_are_not_used():
     pair = Pair(behind=2, lasts=8)
     for _ in range(RECENT_ANSWERS + 1):
         pair.task()
-    (note,) = pair.notes
-    assert note.fields["reason"] == f"broadcasts end: 0 of the last {RECENT_ANSWERS} were of use"
-    assert not pair.server.strategy.broadcasts
+    expected = f"mid-task pushes end: 0 of the last {RECENT_ANSWERS} were used"
+    assert pair.reasons == [expected]
+    assert not pair.server.parts.broadcasts
     assert pair.task() == []
 
 
-def test_broadcasts_go_on_while_they_are_used():
+def test_pushes_go_on_while_they_are_used():
     pair = Pair(behind=2, lasts=8)
     for _ in range(RECENT_ANSWERS + 5):
         pair.task(uses=True)
     assert pair.task() == [2]
-    assert pair.server.strategy.broadcasts
+    assert pair.server.parts.broadcasts
