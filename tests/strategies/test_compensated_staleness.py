@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from latecomer.core.messages import Arrived, Joined, Later, Ready, Send, TrainSpec, Update
+from latecomer.core.messages import Arrived, Failed, Joined, Later, Ready, Send, TrainSpec, Update
 from latecomer.core.outcomes import Note
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
@@ -11,6 +11,7 @@ from latecomer.device.flat import flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
 from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.inversion import Effort
+from latecomer.strategies.parts.surrogates import SurrogateUpdates
 from latecomer.strategies.parts.switch_off import SwitchOff
 
 MODEL = flat_model("mlp", (4,), 2, (3,))
@@ -42,7 +43,7 @@ class Fleet:
 
         effort = Effort(samples=8, iterations=20)
         compensator = InversionCompensator(
-            effort, min_staleness=5, gflops=0.0, **{"gate": "off", **options}
+            effort, gflops=0.0, **{"min_staleness": 5, "gate": "off", **options}
         )
         strategy = Strategy(compensate=compensator, weigh=weigh)
         self.server = Server(MODEL.init(1), strategy, SPEC, networks=networks)
@@ -87,6 +88,46 @@ def test_only_an_update_unlike_those_in_time_is_compensated(label, staleness):
     fleet.answers_in_time()
     fleet.answer(LATE, label)
     assert fleet.weighed[9:] == [staleness]
+
+
+def test_with_a_ratio_updates_are_late_after_two_updates_per_device():
+    """Of four devices: after 8 updates, with a mean staleness of 13 / 8."""
+    for seen, staleness in ((7, 7), (8, 2)):
+        fleet = Fleet(switch=Fixed(1.0), min_staleness=3, min_ratio=2.0)
+        for number in range(seen):
+            fleet.answer(number % 3, label=0)
+        fleet.answer(LATE, label=1)
+        assert fleet.weighed[seen:] == [staleness]
+
+
+def test_the_last_update_is_kept_while_compensation_is_switched_off():
+    fleet = Fleet(switch=Fixed(1.0))
+    fleet.answers_in_time()
+    fleet.answer(LATE, label=1)
+    compensator = fleet.server.strategy.compensate
+    first = compensator.last[LATE]
+    compensator.validation.switch.share = 0.0
+    task = fleet.tasks[LATE]
+    for number in range(6):
+        fleet.answer(number % 3, label=0)
+    fleet.answer(LATE, label=1)
+    second = compensator.last[LATE]
+    assert (first.staleness, second.staleness) == (9, 7)  # its own commit and six others
+    assert torch.equal(second.base, task.params)
+    assert not torch.equal(second.delta, first.delta)
+    assert second.estimate is first.estimate
+
+
+@pytest.mark.parametrize("present", [[], [0], [LATE]])
+def test_a_device_at_work_that_has_no_update_in_the_commit_gets_a_surrogate(present):
+    fleet = Fleet(switch=Fixed(1.0))
+    fleet.answers_in_time()
+    fleet.answer(LATE, label=1)
+    surrogates = SurrogateUpdates(fleet.server.strategy.compensate, lambda surrogate, view: 7.0)
+    found = surrogates("main", present, fleet.server)
+    assert [(c.task.device, c.weight) for c in found] == [(LATE, 7.0)] * (LATE not in present)
+    fleet.handle(Failed(fleet.tasks[LATE].id, "lost"))
+    assert surrogates("main", present, fleet.server) == []
 
 
 def test_a_server_without_a_network_compensates_nothing_and_logs_it_once():

@@ -67,6 +67,12 @@ def test_fedadam_by_hand():
     assert found == pytest.approx([0.25, 0.25 + 2.75 / (math.sqrt(7) + 1)])
 
 
+def test_fedadam_keeps_a_share_of_its_second_moment():
+    found = heads_after(fedadam(server_lr=2.0, beta1=0.5, beta2=0.75, tau=2.0), 2.0, 6.0)
+    # v begins at 4. m = 1, v = 3 + 1 = 4: 1 / (2 + 2). Then m = 1/2 + 3, v = 3 + 9 = 12.
+    assert found == pytest.approx([0.5, 0.5 + 2 * 3.5 / (math.sqrt(12) + 2)])
+
+
 def sent(*delta, submodel=None):
     params, delta = torch.zeros(len(delta)), torch.tensor(delta)
     task = Task(0, 0, 0, "main", 0, TrainSpec(), params, submodel)

@@ -38,6 +38,14 @@ def test_a_late_update_is_brought_to_the_head():
     assert server.store.head_params().item() == 1.5
 
 
+def test_drift_is_the_movement_since_the_base_wherever_the_model_is():
+    server = Server(torch.full((1,), 3.0), first_order(lam=0.25, quorum=0.5), TrainSpec())
+    fast, slow = sends(server.handle(Joined(0), Joined(1)))
+    (fast,) = sends(server.handle(answer(fast, 1.0)))
+    server.handle(answer(slow, 2.0), answer(fast, 0.0))
+    assert server.store.head_params().item() == 3.0 + 1.5  # as from 0
+
+
 def test_with_a_submodel_only_its_coordinates_count():
     server = Server(torch.zeros(2), first_order(lam=0.25, quorum=0.5), TrainSpec())
     second = Submodel("second", torch.tensor([1]))

@@ -169,3 +169,12 @@ def test_coordinates_nobody_trained_stay_bit_unchanged():
     after = server.store.head_params()
     assert torch.equal(before[1:], after[1:])
     assert after[0] != before[0]
+
+
+def test_an_epoch_of_three_closes_with_the_second_update_at_a_quorum_of_one_half():
+    server = serve(semi_async(quorum=0.5))
+    one, two, _ = sends(server.handle(*map(Joined, range(3))))
+    server.handle(answer(one, 1.0, 1.0))
+    assert server.store.commits == 0
+    server.handle(answer(two, 3.0, 1.0))
+    assert head(server) == [2.0, 1.0]
