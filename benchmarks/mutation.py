@@ -32,7 +32,7 @@ PRIVACY = [f"tests/device/test_{n}.py" for n in ("ledger", "privacy", "private_c
 PLACES = {  # source files, and the tests that belong to them
     "core": ("latecomer/core/*.py", ["tests/core", *STRATEGIES]),
     "strategies": ("latecomer/strategies/**/*.py", STRATEGIES),
-    "evaluate": ("latecomer/study/evaluate.py", STUDY),
+    "evaluate": ("latecomer/study/evaluate.py latecomer/study/client_accuracy.py", STUDY),
     "ledger": ("latecomer/device/ledger.py", PRIVACY),
 }
 MAX_SECONDS = 10.0  # of a test; longer ones are left out
@@ -175,11 +175,12 @@ def main() -> None:
     os.chdir(options.root)
     src = Path(shutil.copytree("src", Path(folder.name) / "src"))
     for place in options.places:
-        pattern, tests = PLACES[place]
+        patterns, tests = PLACES[place]
         if not (kept / f"{place}.json").exists():
             run(src, {t: 0.0 for t in tests if Path(t).exists()}, kept / f"{place}.json")
         known = json.loads((kept / f"{place}.json").read_text())
-        files = sorted(f for f in src.glob(pattern) if str(f).endswith(options.only))
+        paths = sorted(path for p in patterns.split() for path in src.glob(p))
+        files = [path for path in paths if str(path).endswith(options.only)]
         found = [mutants for file in files for mutants in sites(file)]
         draw = random.Random(options.seed + place)
         mutants = [draw.choice(s) for s in draw.sample(found, min(options.sample, len(found)))]
