@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,6 @@ Build = Callable[..., Strategy]
 # Options of earlier versions, by strategy: the new name of each.
 RENAMED = {
     "latecomer": {
-        "wait": "advanced.wait",
         "step": "advanced.server_lr",
         "clip": "advanced.norm_clip",
         "fade": "advanced.age_discount",
@@ -32,9 +31,6 @@ RENAMED = {
         "keep": "advanced.interpolation",
         "mix": "advanced.prior_correction",
         "average": "advanced.averaging",
-        "samples": "advanced.samples",
-        "iterations": "advanced.iterations",
-        "save_estimates": "advanced.save_estimates",
     },
     "feddc": {"stand_in": "surrogates"},
     "echopfl": {"judge": "measure"},
@@ -135,7 +131,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
     parameters = inspect.signature(found.build, eval_str=True).parameters
     for key in options:
         if key not in parameters:
-            raise _no_such_option(found.name, key, parameters)
+            raise _no_such_option(found.name, "", key, parameters)
     fields: dict[str, Any] = {
         key: (
             Any if p.annotation is inspect.Parameter.empty else p.annotation,
@@ -155,19 +151,28 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
         first = error.errors()[0]
         table, *rest = (str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            known = parameters[table].annotation.model_fields
-            raise _no_such_option(found.name, rest[-1], known, f"{table}.") from error
+            raise _no_such_option(found.name, table, rest[-1], parameters) from error
         key = ".".join((table, *rest))
         message = f"strategy.{key}: {first.get('input')!r}: {first['msg']}"
         raise BadInput(message) from error
 
 
-def _no_such_option(strategy: str, key: str, known: Iterable[str], table: str = "") -> BadInput:
-    """One line that names the option's new name, or the nearest known one."""
-    allowed = list(known)
-    new = RENAMED.get(strategy, {}).get(key)
-    hint = f"; it is now strategy.{new}" if new else did_you_mean(key, ["name", *allowed])
-    listed = ", ".join(allowed) or "none"
-    return BadInput(
-        f"strategy.{table}{key}: {strategy} has no such option{hint} (options: {listed})"
-    )
+def _no_such_option(
+    strategy: str, table: str, key: str, parameters: Mapping[str, inspect.Parameter]
+) -> BadInput:
+    """One line with the option's new name, its place in another table, or the nearest known one."""
+    tables = {"": list(parameters)} | {
+        name: list(p.annotation.model_fields)
+        for name, p in parameters.items()
+        if hasattr(p.annotation, "model_fields")
+    }
+    places = [_dotted(name, key) for name, options in tables.items() if key in options]
+    new = RENAMED.get(strategy, {}).get(key) or next(iter(places), None)
+    hint = f"; it is now strategy.{new}" if new else did_you_mean(key, ["name", *tables[table]])
+    listed = ", ".join(tables[table]) or "none"
+    name = _dotted(table, key)
+    return BadInput(f"strategy.{name}: {strategy} has no such option{hint} (options: {listed})")
+
+
+def _dotted(table: str, key: str) -> str:
+    return f"{table}.{key}" if table else key

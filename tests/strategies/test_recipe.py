@@ -1,0 +1,101 @@
+"""Options of recipes: old names, typos, and the way of a nested option through a run."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dying import DieAfter, Killed
+from latecomer import cli
+from latecomer.errors import BadInput
+from latecomer.strategies.recipe import RENAMED, build_strategy, find_recipe, resolve_options
+from latecomer.study.config import Tree, parse, with_settings
+from latecomer.study.runner import start_run
+
+OLD_OPTIONS = [(name, old, new) for name, of in RENAMED.items() for old, new in of.items()]
+TINY: Tree = {
+    "data": {"alpha": 0.5},
+    "fleet": {"devices": 5},
+    "model": {"hidden": [8]},
+    "training": {"local_epochs": 1, "lr": 0.1},
+    "strategy": {"name": "latecomer"},
+    "stop": {"updates": 40},
+    "checkpoint": {"every": 9},
+}
+
+
+def line(strategy: str, options: dict[str, object]) -> str:
+    with pytest.raises(BadInput) as refused:
+        build_strategy(strategy, options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("strategy", "old", "new"), OLD_OPTIONS)
+def test_an_old_option_is_refused_with_its_new_name(strategy: str, old: str, new: str) -> None:
+    """And the new name is an option."""
+    assert f"strategy.{old}: {strategy} has no such option; it is now strategy.{new} " in line(
+        strategy, {old: 1}
+    )
+    table, _, key = new.rpartition(".")
+    options = resolve_options(find_recipe(strategy), {})
+    assert key in (options if not table else type(options[table]).model_fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shrae": 0.1}, "strategy.shrae: latecomer has no such option; did you mean 'share'?"),
+        (
+            {"advanced": {"trust_regoin": 0.1}},
+            "strategy.advanced.trust_regoin: latecomer has no such option;"
+            " did you mean 'trust_region'? (options: wait, server_lr, ",
+        ),
+        ({"advanced": {"reach": 0.1}}, "; it is now strategy.advanced.trust_region "),
+        # Known options in the wrong table.
+        ({"iterations": 3}, "strategy.iterations: latecomer has no such option; it is now"),
+        ({"iterations": 3}, " strategy.advanced.iterations "),
+        ({"advanced": {"clusters": 1}}, "; it is now strategy.clusters (options: wait, "),
+    ],
+)
+def test_a_misspelt_or_misplaced_option_is_refused_with_a_hint(options, words) -> None:
+    assert words in line("latecomer", options)
+
+
+@pytest.mark.parametrize("value", [-0.1, "far", True, float("inf")])
+def test_a_bad_value_in_a_table_is_named_in_full(value) -> None:
+    said = line("latecomer", {"advanced": {"trust_region": value}})
+    assert said.startswith(f"strategy.advanced.trust_region: {value!r}: Input should be")
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["latecomer", *args])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def trust_region(folder: Path) -> float:
+    config = tomllib.loads((folder / "config.toml").read_text())
+    return float(config["strategy"]["advanced"]["trust_region"])
+
+
+def model_hash(folder: Path) -> str:
+    return str(json.loads((folder / "summary.json").read_text())["model_hash"])
+
+
+def test_a_nested_option_is_set_on_the_command_line_and_survives_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, whole, cut = (tmp_path / name for name in ("plain", "whole", "cut"))
+    setting = "strategy.advanced.trust_region=0.1"
+    start_run(parse(TINY), plain)
+    config = str(plain / "config.toml")
+    assert command(monkeypatch, "run", config, "--set", setting, "--out", str(whole)) == 0
+    with pytest.raises(Killed):
+        start_run(parse(with_settings(TINY, [setting])), cut, DieAfter(20))
+    assert command(monkeypatch, "run", "--resume", str(cut)) == 0
+    assert [trust_region(folder) for folder in (plain, whole, cut)] == [0.3, 0.1, 0.1]
+    assert model_hash(plain) != model_hash(whole) == model_hash(cut)
