@@ -40,11 +40,11 @@ def run(
     settings: Settings = None,
     out: Out = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+        Path | None, typer.Option("--resume", help="Continue the run in this folder.")
     ] = None,
     quiet: Quiet = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also tell how the run is computed.")
+        bool, typer.Option("--verbose", help="Also print how the run is computed.")
     ] = False,
     log: Log = "",
 ) -> None:
@@ -114,18 +114,18 @@ def compare(
 
     console = Console()
 
-    def told(cell: Any, summary: Any) -> None:
+    def on_run_done(cell: Any, summary: Any) -> None:
         if not quiet:
             line = f"{cell.strategy}, seed {cell.seed}: accuracy {summary['accuracy']:.3f}"
             console.print(line, highlight=False)
 
-    def noted(note: str) -> None:
+    def on_note(note: str) -> None:
         if not quiet:
             console.print(f"note: {note}", highlight=False, markup=False)
 
     if resume is not None:
         folder = resume
-        table = resume_comparison(folder, jobs, told)
+        table = resume_comparison(folder, jobs, on_run_done)
     elif config is None:
         raise BadInput("Missing argument 'CONFIG'.")
     else:
@@ -133,7 +133,7 @@ def compare(
         names = _listed(strategies, "--strategies", str)
         numbers = _listed(seeds, "--seeds", int)
         folder = out or _free_folder(f"compare-{config.stem}")
-        table = compare_all(tree, names, numbers, folder, jobs, target, told, noted)
+        table = compare_all(tree, names, numbers, folder, jobs, target, on_run_done, on_note)
     report = write_report(folder)
     if quiet:
         typer.echo(folder)
@@ -153,7 +153,7 @@ def advise(
         ),
     ] = None,
     trying: Annotated[
-        bool, typer.Option("--try", help="Race the suggestions; the same --out goes on.")
+        bool, typer.Option("--try", help="Race the suggestions; the same --out continues.")
     ] = False,
     settings: Settings = None,
     seeds: Annotated[str, typer.Option(help="Of the race; separated by commas.")] = "1,2,3",
@@ -165,11 +165,11 @@ def advise(
     ] = None,
     audience: Annotated[
         str | None,
-        typer.Option("--for", metavar="all|devices|late", help="Whose accuracy the race is for."),
+        typer.Option("--for", metavar="all|devices|late", help="Which accuracy the race compares."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print advice.json alone.")] = False,
 ) -> None:
-    """Say what dominates in a scenario or a run, and which strategy and settings to try."""
+    """Name the main problem of a scenario or a run, and strategies and settings to try."""
     from latecomer.study.advice.command import advise_on
 
     folder = out
@@ -189,7 +189,7 @@ def har(
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for the results; a started study goes on there."),
+        typer.Option("--out", help="Folder for the results; a started study continues there."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "1,2,3",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
@@ -198,7 +198,7 @@ def har(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Centralised, synchronous, asynchronous: the price of each step, and which decisions matter.
+    """Compare centralised, synchronous and asynchronous learning, and the effect of decisions.
 
     The same command again finishes what was interrupted.
     """
@@ -232,7 +232,7 @@ app.add_typer(deploy, name="deploy")
 def list_(
     what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|fleets")],
 ) -> None:
-    """List what there is, one line each."""
+    """List strategies, datasets, models or fleets, one line each."""
     rows = _catalogue(what)
     width = max(len(name) for name, _, _ in rows)
     for name, summary, paper in rows:
@@ -274,7 +274,7 @@ def watch(
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """A live page of the runs in DIR, going on or finished."""
+    """A live page of the running and finished runs in DIR."""
     from latecomer.study.watch.command import watch as watch_all
 
     watch_all(folder, host, port, start or [], settings or [], typer.echo)
@@ -313,7 +313,7 @@ def _with_log(settings: list[str] | None, log: str) -> list[str] | None:
 
 
 def _free_folder(name: str) -> Path:
-    """runs/NAME, or with the first number that is free."""
+    """runs/NAME-N with the first free number."""
     base, path, number = Path("runs") / name.replace(":", "."), None, 1
     while path is None or path.exists():
         path = base.with_name(f"{base.name}-{number}")

@@ -1,4 +1,4 @@
-"""What a user can get wrong, said in one line."""
+"""Errors with a one-line message and an exit code."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -13,11 +13,11 @@ class RunFailed(RuntimeError):
 
 
 class Interrupted(RunFailed):
-    """The user ended it; it can be gone on with."""
+    """The user ended the run; it can be resumed."""
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """A hint at the nearest known name, to put behind a complaint; empty if none is near."""
+    """A hint at the nearest known name, to append to a message; empty if none is near."""
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -10,7 +10,7 @@ from latecomer.errors import BadInput
 
 
 def load_callable(name: str, what: str) -> Callable[..., Any]:
-    """Import what `name` says; modules in the current directory are found too."""
+    """Import `module:callable`; modules in the current directory are found too."""
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         raise BadInput(f"{what} '{name}': write your own as module:callable, e.g. mine:make")
@@ -33,6 +33,6 @@ def load_callable(name: str, what: str) -> Callable[..., Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, for a message of one line."""
+    """Type and first line of an error, for a one-line message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -51,7 +51,7 @@ from latecomer.fleet.task_times import TaskTimes
 @portable
 @dataclass(slots=True, eq=False)
 class Upload:
-    """The result of a task reaches the server; it is computed then.
+    """The update of a task arrives at the server; it is computed then.
 
     `spans` are the seconds that its download, training and upload took.
     """
@@ -81,7 +81,7 @@ class Closes:
 @portable
 @dataclass(frozen=True, slots=True)
 class BroadcastSent:
-    """A broadcast is on its way to the devices that work on these tasks."""
+    """A broadcast was sent to the devices that train these tasks."""
 
     tasks: tuple[int, ...]
 
@@ -113,7 +113,7 @@ class Bounds:
 class VirtualEngine:
     """Moves virtual time and bytes between one server and a simulated fleet."""
 
-    resumable = True  # whether `state` is all that a new engine needs to go on
+    resumable = True  # whether a new engine can continue from `state`
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class VirtualEngine:
         self.now = 0.0
         self.bytes_up = self.bytes_down = self.bytes_saved = 0
         self.stopped: str | None = None
-        self._free_at = 0.0  # when the server has done what it is busy with
-        self._repaired_at = 0.0  # when it has done all compensations it was given
-        self._active_at = 0.0  # when something was last sent or came in
-        self._trains: dict[int, tuple[float, float]] = {}  # task -> when, if it may be broadcast to
-        self._rebases: dict[int, Rebases] = {}  # task -> where it goes on from a newer model
-        self._away: set[int] = set()  # devices that restart, or will never come back
+        self._free_at = 0.0  # when the server is free
+        self._compensated_at = 0.0  # when its last compensation ends
+        self._active_at = 0.0  # when a message was last sent or received
+        self._trains: dict[int, tuple[float, float]] = {}  # task -> begin, end of training
+        self._rebases: dict[int, Rebases] = {}  # task -> when it takes newer models
+        self._away: set[int] = set()  # devices that restart or are lost
         self._spans: dict[int, tuple[float, ...]] = {}  # of the tasks that arrive at this moment
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
@@ -146,7 +146,7 @@ class VirtualEngine:
             self._push(opens, Opens(device) if device in self._windowed else Joined(device))
 
     def run(self, bounds: Bounds, after_step: Callable[[], bool]) -> str:
-        """Run to the first bound; `after_step` ends it early by returning False. Says why."""
+        """Run to the first bound, or until `after_step` returns False; returns the reason."""
         keep_freed_memory()
         with rare_collections():
             while (reason := self._reason_to_end(bounds)) is None:
@@ -156,11 +156,11 @@ class VirtualEngine:
         return reason
 
     def charge_evaluation(self) -> None:
-        """The server has evaluated a model: it is busy for that long."""
+        """Keep the server busy for the time of an evaluation."""
         self._free_at = max(self._free_at, self.now) + self.costs.evaluate
 
     def _done(self, bounds: Bounds) -> str | None:
-        """Why the run has come to its end at this moment, whatever may follow."""
+        """The reason to end the run at this moment, whatever is on the heap; else None."""
         if self.stopped is not None:
             return self.stopped
         if bounds.updates and self.server.accepted >= bounds.updates:
@@ -178,11 +178,11 @@ class VirtualEngine:
         if bounds.virtual_seconds and next_at > bounds.virtual_seconds:
             return "virtual_seconds"
         if not self.server.open_tasks and self._stands(next_at - self._active_at):
-            return "the fleet has come to a stand: no device is given a task any more"
+            return "the fleet stands still: no device is given a task any more"
         return None
 
     def _stands(self, idle_for: float) -> bool:
-        """Windows open and close, and nothing else has been going on for a long time."""
+        """Whether nothing but windows has happened for two of the longest periods."""
         if idle_for <= 2 * self.fleet.longest_period:
             return False
         return all(isinstance(item, Opens | Closes) for _, _, item in self._heap)
@@ -201,7 +201,7 @@ class VirtualEngine:
         self._handle(events)
 
     def _handle(self, events: Iterable[Event]) -> None:
-        """What the server makes of the events of this moment is done when it is free."""
+        """Let the server handle the events, charge its time, and carry out its commands."""
         commands = self.server.handle(*events)
         if self.costs.merge:
             merged = sum(c.updates for c in commands if isinstance(c, Committed))
@@ -210,7 +210,7 @@ class VirtualEngine:
             self._carry_out(command)
 
     def _resolve(self, item: Item, time: float) -> Iterable[Event]:
-        """What the server gets to see of it."""
+        """The server events of an item of the heap."""
         match item:
             case Upload(task_id, device, sent, spans):
                 self._active_at = time
@@ -230,7 +230,7 @@ class VirtualEngine:
                 yield item
                 yield from self._left_if_closed(device, time)
             case BroadcastSent(tasks):
-                # As it is now: another broadcast may have left at the same moment.
+                # With the latest plans: another broadcast may have been sent at the same moment.
                 plans = ((number, self._rebases.get(number, ())) for number in tasks)
                 yield Received(tuple((task, tuple(n for _, n in plan)) for task, plan in plans))
             case Failed() | Ready() | TimerExpired():
@@ -244,7 +244,7 @@ class VirtualEngine:
     def _result(self, task_id: int) -> Update:
         task = self.server.open_tasks.get(task_id)
         if task is None:
-            # The server has closed the task and will refuse whatever comes: nothing to train.
+            # The server has closed the task and will refuse the update: nothing to train.
             self.trainer.forget(task_id)
             self._rebases.pop(task_id, None)
             return Update(task_id, None, 1)
@@ -264,10 +264,10 @@ class VirtualEngine:
                     self._broadcast(task)
                 self._push(self.now, BroadcastSent(tuple(task.id for task in tasks)))
             case Later(seconds, Ready() as ready):
-                # One worker beside the server's main line: repairs queue up behind each other.
-                begins = max(self.now, self._repaired_at)
-                self._repaired_at = begins + seconds + self.costs.compensate
-                self._push(self._repaired_at, ready)
+                # One worker beside the server's main line: compensations run one after another.
+                begins = max(self.now, self._compensated_at)
+                self._compensated_at = begins + seconds + self.costs.compensate
+                self._push(self._compensated_at, ready)
             case Later(seconds, due):
                 self._push(self.now + seconds, due)
             case Stop(reason):
@@ -307,7 +307,7 @@ class VirtualEngine:
             self._push(task_times.free, Joined(task.device))
 
     def _broadcast(self, task: Task) -> None:
-        """A newer model reaches a device at work, which takes it up after a pass over its data."""
+        """Plan after which local epoch a working device continues from the newer model."""
         span = self._trains.get(task.id)
         if span is None:
             return  # it will be lost
@@ -317,9 +317,9 @@ class VirtualEngine:
         reached = leaves + profile.download_seconds(wire_bytes(task.params))
         passes = task.spec.local_epochs
         done = passes * (reached - begins) / (ends - begins) if ends > begins else passes
-        after = max(0, ceil(done - 1e-9))  # what comes just at the end of a pass is not late
+        after = max(0, ceil(done - 1e-9))  # just at the end of an epoch is in time
         if after >= passes or not self.trainer.renew(task):
-            return  # it has done with training, or cannot go back on it
+            return  # its training is over, or cannot be continued from it
         number = len(task.offers) + len(task.broadcasts)
         earlier = self._rebases.get(task.id, ())
         self._rebases[task.id] = (*(r for r in earlier if r[0] < after), (after, number))
@@ -334,7 +334,7 @@ class VirtualEngine:
             "stopped": self.stopped,
             "bytes": [self.bytes_up, self.bytes_down, self.bytes_saved],
             "free_at": self._free_at,
-            "repaired_at": self._repaired_at,
+            "compensated_at": self._compensated_at,
             "active_at": self._active_at,
             "away": sorted(self._away),
             "trains": dict(self._trains),
@@ -348,14 +348,14 @@ class VirtualEngine:
         self.now, self.stopped = state["now"], state["stopped"]
         self.bytes_up, self.bytes_down, self.bytes_saved = (*state["bytes"], 0)[:3]
         self._free_at, self._active_at = state["free_at"], state["active_at"]
-        self._repaired_at = state["repaired_at"]
+        self._compensated_at = state["compensated_at"]
         self._away = set(state["away"])
         self._trains, self._rebases = dict(state["trains"]), dict(state["rebases"])
         self._heap = list(state["heap"])
         self._counter = state["counter"]
         self.trainer.restore(state["trainer"])
         for time, _, item in self._heap:
-            # What goes on from a newer model is trained on its own.
+            # Tasks that continue from a newer model are not trained ahead.
             if (
                 isinstance(item, Upload)
                 and item.task_id in self.server.open_tasks
@@ -365,7 +365,7 @@ class VirtualEngine:
 
 
 def _spans(task_times: TaskTimes) -> tuple[float, ...]:
-    """Seconds of download, training and upload; what is left until it arrives is lateness."""
+    """Seconds of download, training and upload; the rest until it arrives is lateness."""
     sent, downloaded, trained, *_, uploaded = task_times
     done = trained if uploaded is None else uploaded
     return round(downloaded - sent, 6), round(trained - downloaded, 6), round(done - trained, 6)

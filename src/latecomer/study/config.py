@@ -1,4 +1,4 @@
-"""TOML -> a checked config. Every key has a default; a wrong one is named in one line."""
+"""From TOML to a checked config. Every key has a default; an error names the key in one line."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class DriftConfig(Section):
 
     @property
     def renames(self) -> bool:
-        """Whether devices come to call the same things by other names."""
+        """Whether labels change their meaning on some devices."""
         return self.kind == "shift" or (self.kind, self.second) == ("replace", "relabelled")
 
 
@@ -75,9 +75,9 @@ class GammaDelay(Section):
 
 
 class LateConfig(Section):
-    """Who is late, and by how many epochs. A delay of 0 makes nobody late.
+    """Which devices are late, and by how many epochs; with a delay of 0 none is.
 
-    With `only` nobody but the late devices has examples of the classes.
+    With `only`, no other device has examples of the classes.
     """
 
     classes: Listed = ()
@@ -169,7 +169,7 @@ class PrivacyConfig(Section):
 
 
 class SubmodelsConfig(Section):
-    """Which share of the hidden channels devices carry; "auto" leaves it to the strategy.
+    """Which share of the hidden channels devices train; "auto": as the strategy is meant for.
 
     level = "declared": by the speed of their hardware, in proportion to `shares`; "measured": by
     how long their tasks take.
@@ -182,7 +182,7 @@ class SubmodelsConfig(Section):
 
 
 class ServerConfig(Section):
-    """What the server's own work costs in virtual seconds, and how it judges updates."""
+    """Virtual seconds of the server's work, and the bound on update norms."""
 
     merge_seconds: float = Field(0.0, ge=0)
     evaluate_seconds: float = Field(0.0, ge=0)
@@ -191,7 +191,7 @@ class ServerConfig(Section):
 
 
 class EngineConfig(Section):
-    """How local training is computed: in which form, and in how much memory at once."""
+    """How local training is computed: the kernel, and the memory for a batch of tasks."""
 
     kernel: Literal["auto", "plain", "batched", "compiled"] = "auto"
     memory_mb: float = Field(512.0, gt=0)
@@ -207,7 +207,7 @@ class StopConfig(Section):
 class EvaluateConfig(Section):
     every: int = Field(0, ge=0)
     examples: int = Field(0, ge=0)
-    clients: bool = False  # on the devices' own data as well, every time
+    clients: bool = False  # also compute local test accuracy at every evaluation
 
 
 class CheckpointConfig(Section):
@@ -218,7 +218,7 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    """Where the numbers go beside the run's own files."""
+    """Further sinks for the metrics of a run."""
 
     sinks: Annotated[
         tuple[Literal["tensorboard", "mlflow", "wandb"], ...], Field(strict=False)
@@ -286,7 +286,7 @@ def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
-    """`tree` with the values of `changes` in place of its own, table by table."""
+    """`tree` updated with `changes`, table by table."""
     result = _copy(tree)
     for key, value in changes.items():
         old = result.get(key)
@@ -298,7 +298,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
 
 def parse(tree: Mapping[str, Any], where: str = "config") -> Config:
-    """A checked config; the first thing wrong is said in one line."""
+    """A checked config; BadInput names the first error in one line."""
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -333,7 +333,7 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-# What pydantic says of types, in the words of TOML.
+# Pydantic's names of types, in TOML's terms.
 PLAINLY = {
     "tuple_type": "must be a list, as in [1, 2]",
     "bool_type": "must be true or false",
@@ -344,7 +344,7 @@ PLAINLY = {
 
 
 def _one_line(error: ValidationError) -> tuple[str, str]:
-    """The key of the first thing wrong, and what is wrong with it."""
+    """The key and the reason of the first error."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":

@@ -42,7 +42,7 @@ DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
 
 class Progress(Protocol):
-    """Where a run tells how it goes."""
+    """Receives the progress of a run, for display."""
 
     def started(self, experiment: Experiment, folder: Path) -> None: ...
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
@@ -51,7 +51,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A run that tells nobody."""
+    """Displays nothing."""
 
     def started(self, experiment: Experiment, folder: Path) -> None: ...
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
@@ -60,14 +60,14 @@ class Silent:
 
 
 def new_folder(path: Path) -> Path:
-    """Create the folder of a run; what exists already is never touched."""
+    """Create the folder of a run; existing files are never changed."""
     try:
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise BadInput(f"{path}: exists already; choose another --out, or --resume it")
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / "probe.new"
-        probe.touch()
-        probe.unlink()
+        test = path / "write-test.new"
+        test.touch()
+        test.unlink()
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from error
     return path
@@ -83,14 +83,14 @@ def start_run(
     check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy)
     new_folder(folder)
-    with FolderLock(folder), _troubles_told(folder):
+    with FolderLock(folder), _errors_in_one_line(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
         write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
 def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Go on from the last checkpoint of a run; one that is finished is left as it is."""
+    """Continue from the last checkpoint of a run; a finished run is only read."""
     if not (folder / "config.toml").is_file() or not (folder / "config.toml").stat().st_size:
         raise BadInput(f"{folder}: no run to resume here (it has no config.toml)")
     summary = folder / "summary.json"
@@ -99,12 +99,12 @@ def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]
     config = load_config(folder / "config.toml")
     check_sinks(config.log.sinks)
     experiment = Experiment(config)
-    with FolderLock(folder), _troubles_told(folder):
+    with FolderLock(folder), _errors_in_one_line(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
 def _fleet(experiment: Experiment) -> dict[str, Any]:
-    """What a reader of the results needs to know of the devices: who is late, who is away when."""
+    """fleet.json: which devices are late, when they are reachable, and their widths."""
     fleet, names = experiment.fleet, experiment.federation.class_names
     return {
         "devices": len(experiment.federation.clients),
@@ -120,15 +120,15 @@ def _fleet(experiment: Experiment) -> dict[str, Any]:
 
 
 def _declared(experiment: Experiment) -> dict[int, float]:
-    """Parts of the network that devices carry from the start; empty where all carry the whole."""
+    """Width of the sub-model that each device declares; empty if all train the whole model."""
     if experiment.config.submodels.level != "declared":
         return {}
     return {device: experiment.levels[device] for device in experiment.clients}
 
 
 @contextmanager
-def _troubles_told(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong in a run is one line that says where; the cause stays attached."""
+def _errors_in_one_line(folder: Path) -> Iterator[None]:
+    """Turn any exception of a run into RunFailed with one line; the cause stays attached."""
     try:
         yield
     except (BadInput, RunFailed):
@@ -136,7 +136,7 @@ def _troubles_told(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunFailed(
-            f"{folder}: {reason}; when that is mended, `latecomer run --resume {folder}`"
+            f"{folder}: {reason}; when that is fixed, `latecomer run --resume {folder}`"
         ) from error
     except Exception as error:  # a user's model or strategy may raise anything
         frame = extract_tb(error.__traceback__)[-1]
@@ -145,7 +145,7 @@ def _troubles_told(folder: Path) -> Iterator[None]:
 
 
 class _Run:
-    """The state of one run on disk and in memory; picks up the checkpoint if there is one."""
+    """One run: its server, engine and files; starts from the checkpoint if there is one."""
 
     def __init__(self, experiment: Experiment, folder: Path, progress: Progress) -> None:
         # One thread: small models are faster with it, and sums always have the same order.
@@ -174,7 +174,7 @@ class _Run:
             self.events.file.close()
             raise
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
-        self.moved_at = (self.server.accepted, self.totals.losses)
+        self.last_progress = (self.server.accepted, self.totals.losses)
         self.begun = time.monotonic()
         self.interrupted = False
 
@@ -182,7 +182,7 @@ class _Run:
         try:
             return self._drive()
         finally:
-            # However it ends: what a forgotten file still holds must not reach a resumed run.
+            # However it ends: buffered lines of an open file must not reach a resumed run.
             self._close()
 
     def _drive(self) -> dict[str, Any]:
@@ -204,10 +204,10 @@ class _Run:
             done = f"interrupted after {self.server.accepted} updates"
             if not self.engine.resumable:
                 raise Interrupted(
-                    f"{done}; a strategy of Flower's cannot be resumed, only begun anew"
+                    f"{done}; a strategy of Flower's cannot be resumed, only started again"
                 )
             self._save()
-            raise Interrupted(f"{done}; go on with `latecomer run --resume {self.folder}`")
+            raise Interrupted(f"{done}; continue with `latecomer run --resume {self.folder}`")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(self._explained(reason))
@@ -228,15 +228,15 @@ class _Run:
             self.engine.charge_evaluation()
         if self._checkpoint_is_due():
             self._save()
-        self._check_that_it_moves()
+        self._check_progress()
         self.progress.advanced(self._share(), self.server.accepted, self.engine.now)
         return not (self.interrupted or self.early_stopping.is_over)
 
-    def _check_that_it_moves(self) -> None:
-        """A run whose updates are all lost or refused would go on for ever."""
-        accepted, losses = self.moved_at
+    def _check_progress(self) -> None:
+        """Fail if all updates have been lost or refused for a long time."""
+        accepted, losses = self.last_progress
         if self.server.accepted != accepted:
-            self.moved_at = (self.server.accepted, self.totals.losses)
+            self.last_progress = (self.server.accepted, self.totals.losses)
         elif (lost := self.totals.losses - losses) > STUCK * len(self.experiment.clients):
             raise RunFailed(
                 f"{self.folder}: none of the last {lost} tasks gave an update that could"
@@ -244,7 +244,7 @@ class _Run:
             )
 
     def _share(self) -> float:
-        """How far the run is on its way to the nearest bound."""
+        """Share of the run that is done, by the nearest bound."""
         b = self.bounds
         return max(
             self.server.accepted / b.updates if b.updates else 0.0,
@@ -344,7 +344,7 @@ class _Run:
         summary = self._summary(reason, wall)
         self.sinks.end(flatten(summary))
         self._close()
-        # Last, because its presence says that the run is complete.
+        # Last, because it marks the run as complete.
         text = json.dumps(without_nan(summary), indent=2, allow_nan=False)
         write_atomically(self.folder / "summary.json", text + "\n")
         return summary
@@ -391,7 +391,7 @@ class _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._old[number] = signal.signal(number, self._stop)
-            except ValueError:  # not in the main thread: whoever started us handles signals
+            except ValueError:  # not in the main thread
                 return
 
     def __exit__(self, *_: object) -> None:
