@@ -1,19 +1,19 @@
-# Two commands do everything from a clean clone: `make run` and `make test`.
+# From a clean clone: `make run` or `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The tests that fit a coffee break; `make test-all` runs the slow ones too.
+# Without the slow tests; `make test-all` runs all.
 TESTS ?= -m "not slow"
-# Files side by side; 0 runs one after another, which tests with real processes want.
+# Test files in parallel; 0: one after another, which tests with real processes need.
 WORKERS ?= auto
 
 .PHONY: install run test test-all lint format types bench clean
 
 install: $(STAMP)
 
-# torch first and on its own: the pinned version is the CPU build where one is offered, and
-# nothing that follows asks for another.
+# torch first: the pinned version is the CPU build where one is offered, and later packages do not
+# replace it.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

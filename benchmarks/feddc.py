@@ -230,7 +230,7 @@ def main() -> None:
                 path = Path(args.charts) / ("-".join([name, *point.split()]) + ".svg")
                 lines = curves(runs, "accuracy_affected", "virtual_seconds", EPOCH)
                 lines = {label: lines[label] for label in CHARTED if label in lines} or lines
-                line_chart(path, heading, "epoch", "accuracy on the late class", lines)
+                line_chart(path, heading, "epoch", "late-class accuracy", lines)
 
 
 if __name__ == "__main__":

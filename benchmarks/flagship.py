@@ -86,7 +86,7 @@ OFF: dict[str, dict[str, Any]] = {
 DRAWN = ("latecomer", "ca2fl", "feddc", "fedbuff", "asyncfeded", "semi-async", "fedasync", "fedavg")
 COLUMNS = {
     "accuracy": "accuracy",
-    "accuracy_affected": "late class",
+    "accuracy_affected": "late-class accuracy",
     "client_accuracy": "local test accuracy",
 }
 # Baselines do not personalise models; neither does the second of ours.
@@ -239,8 +239,8 @@ def measures(run: Any, target: float) -> dict[str, float]:
     epsilon = (summary["epsilon"] or {}).get("mean")
     found = {
         "accuracy": last["accuracy"].mean(),
-        "late class": last["accuracy_affected"].mean(),
-        "late class, mean over time": mean_over_time(time, metrics["accuracy_affected"]),
+        "late-class accuracy": last["accuracy_affected"].mean(),
+        "late-class accuracy, mean over time": mean_over_time(time, metrics["accuracy_affected"]),
         "local test accuracy": last["client_accuracy"].mean(),
         "worst device": last["client_accuracy_worst"].mean(),
         "worst tenth": tenth,
