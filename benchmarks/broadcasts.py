@@ -19,7 +19,11 @@ from safetensors.torch import save_file
 
 import latecomer
 from latecomer.strategies.parts import broadcasts as broadcasting
-from latecomer.strategies.parts.broadcast_predictor import WEIGHTS, ChangeReader, state_of
+from latecomer.strategies.parts.broadcast_predictor import (
+    WEIGHTS,
+    BroadcastClassifier,
+    broadcast_features,
+)
 
 SCENARIOS = (
     {"data": {"alpha": 0.1}, "fleet": {"devices": 40, "profile": "tiers"}},
@@ -31,20 +35,22 @@ SCENARIOS = (
 class Recording(broadcasting.Broadcasting):
     """Broadcasts by Eq. 4, and records every state with its label."""
 
-    states: ClassVar[list[torch.Tensor]] = []
+    features: ClassVar[list[torch.Tensor]] = []
     labels: ClassVar[list[int]] = []
 
     def on_commit(self, commit, view):
         record = self._records.get(commit.lineage)
-        if record is not None and record.told is not None and len(record.changes) > 1:
+        if record is not None and record.last_broadcast is not None and len(record.changes) > 1:
             before = view.store.head_params(commit.lineage)
-            gathered = broadcasting._l1(before, record.told)
-            self.states.append(state_of(record.changes, gathered, broadcasting.RECORDS))
-            self.labels.append(int(gathered >= broadcasting._l1(commit.params, before)))
+            accumulated = broadcasting.l1_distance(before, record.last_broadcast)
+            self.features.append(
+                broadcast_features(record.changes, accumulated, broadcasting.MAX_CHANGES)
+            )
+            self.labels.append(int(accumulated >= broadcasting.l1_distance(commit.params, before)))
         super().on_commit(commit, view)
         record, before = self._records[commit.lineage], view.store.head_params(commit.lineage)
-        change = broadcasting._l1(commit.params, before)
-        record.changes = [*record.changes, change][-broadcasting.RECORDS :]
+        change = broadcasting.l1_distance(commit.params, before)
+        record.changes = [*record.changes, change][-broadcasting.MAX_CHANGES :]
 
 
 def record(wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,9 +58,9 @@ def record(wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
     from latecomer.strategies.papers import echopfl
 
     echopfl.Broadcasting = Recording
-    states, labels = [], []
+    features, labels = [], []
     for seed, scenario in enumerate(SCENARIOS):
-        Recording.states, Recording.labels = [], []
+        Recording.features, Recording.labels = [], []
         with tempfile.TemporaryDirectory() as folder:
             tree = {
                 **scenario,
@@ -65,19 +71,19 @@ def record(wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
             }
             latecomer.run(tree, out=Path(folder) / "run")
         chosen = np.linspace(0, len(Recording.labels) - 1, wanted // len(SCENARIOS)).astype(int)
-        states += [Recording.states[i] for i in chosen]
+        features += [Recording.features[i] for i in chosen]
         labels += [Recording.labels[i] for i in chosen]
-    return torch.stack(states), torch.tensor(labels)
+    return torch.stack(features), torch.tensor(labels)
 
 
-def train(states: torch.Tensor, labels: torch.Tensor, steps: int = 400) -> ChangeReader:
+def train(features: torch.Tensor, labels: torch.Tensor, steps: int = 400) -> BroadcastClassifier:
     torch.manual_seed(0)
-    network = ChangeReader()
+    network = BroadcastClassifier()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     for _ in range(steps):
         batch = torch.randint(len(labels), (64,))
         optimizer.zero_grad()
-        F.cross_entropy(network(states[batch]), labels[batch]).backward()
+        F.cross_entropy(network(features[batch]), labels[batch]).backward()
         optimizer.step()
     return network
 
@@ -87,12 +93,12 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     args = parser.parse_args()
-    states, labels = record(args.states)
+    features, labels = record(args.states)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     cut = 3 * len(order) // 4
-    network = train(states[order[:cut]], labels[order[:cut]])
+    network = train(features[order[:cut]], labels[order[:cut]])
     with torch.no_grad():
-        right = (network(states[order[cut:]]).argmax(1) == labels[order[cut:]]).float().mean()
+        right = (network(features[order[cut:]]).argmax(1) == labels[order[cut:]]).float().mean()
     base = max(labels.float().mean().item(), 1 - labels.float().mean().item())
     print(f"{len(labels)} states, {labels.float().mean():.2f} of them labelled broadcast")
     print(f"accuracy on the quarter held back: {right:.3f} (the more frequent label: {base:.3f})")

@@ -43,7 +43,14 @@ from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.device.training import local_update, plan_batches, task_rng
 from latecomer.strategies.papers.first_order import taylor
-from latecomer.strategies.parts.inversion import Effort, Estimate, Sought, invert, misfit, replay
+from latecomer.strategies.parts.inversion import (
+    Effort,
+    Estimate,
+    InversionTarget,
+    invert,
+    misfit,
+    replay,
+)
 
 FULL = 1_000_000  # a batch size that makes every step see all examples
 ASSUMED = TrainSpec(local_epochs=5, batch_size=FULL, lr=0.01, momentum=0.0)
@@ -52,7 +59,7 @@ LAMBDAS = (0.0, *(10 ** (k / 4) for k in range(-8, 25)))
 LITERAL_STOPS = (50, 100, 200, 500, 1000)
 DEFAULT = Effort()
 SMALL = Effort(samples=16, iterations=20)
-PAPER = Effort(samples=16, iterations=40, keep=0.05)
+PAPER = Effort(samples=16, iterations=40, mask=0.05)
 ALPHA = 0.1
 LATER = 5  # epochs between two updates of one device, for warm starts
 ROUNDS = 3
@@ -142,9 +149,9 @@ class World:
             for i, client in enumerate(self.late)
         ]
 
-    def sought(self, epoch: int) -> list[Sought]:
+    def sought(self, epoch: int) -> list[InversionTarget]:
         return [
-            Sought(self.heads[epoch], delta, self.spec, len(client.train.y), self.start(i))
+            InversionTarget(self.heads[epoch], delta, self.spec, len(client.train.y), self.start(i))
             for i, (delta, client) in enumerate(zip(self.updates(epoch), self.late, strict=True))
         ]
 
@@ -306,7 +313,7 @@ def ours(worlds: tuple[World, ...], base: int, ages: tuple[int, ...], effort: Ef
 
 
 def inverted(
-    worlds: Sequence[World], tasks: Sequence[Sequence[Sought]], effort: Effort
+    worlds: Sequence[World], tasks: Sequence[Sequence[InversionTarget]], effort: Effort
 ) -> tuple[list[list[Estimate]], float]:
     """Estimates for the devices of every world, and the CPU seconds for each."""
     flat = list(chain.from_iterable(tasks))
@@ -411,7 +418,7 @@ def literal_curves(problem: Problem, worlds: Sequence[World], size: Size) -> dic
     effort = Effort(share=problem.share, iterations=size.literal_iterations)
     efforts = {
         "literal": effort,
-        "literal, 5% kept": replace(effort, keep=0.05),
+        "literal, 5% kept": replace(effort, mask=0.05),
     }
     if problem.share < 1 / 2:
         efforts["literal, 1/2 of the examples"] = replace(effort, share=1 / 2)
@@ -517,7 +524,7 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
     )
     add_table(
         f"{problem.name}: part of the coordinates that is matched, {standard.samples} examples",
-        [row(f"{keep:g}", usual, replace(standard, keep=keep)) for keep in (1.0, 0.6, 0.25, 0.05)],
+        [row(f"{keep:g}", usual, replace(standard, mask=keep)) for keep in (1.0, 0.6, 0.25, 0.05)],
     )
     add_table(
         f"{problem.name}: iterations from scratch, {standard.samples} examples",
@@ -648,10 +655,10 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
         heads.append(heads[-1] + torch.stack(deltas[-1]).mean(0))
     fleet = best_cpu(lambda: epoch(heads[-1]))
 
-    def sought(version: int, starts: Sequence[Estimate | None]) -> list[Sought]:
+    def sought(version: int, starts: Sequence[Estimate | None]) -> list[InversionTarget]:
         examples = [len(data.clients[i].train.y) for i in late]
         return [
-            Sought(heads[version], deltas[version][i], spec, n, 10 * i, start)
+            InversionTarget(heads[version], deltas[version][i], spec, n, 10 * i, start)
             for i, n, start in zip(late, examples, starts, strict=True)
         ]
 
@@ -660,7 +667,7 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
     known = invert(network, cold, effort)
     warm = sought(3, known)
 
-    def invert_and_replay(tasks: Sequence[Sought]) -> None:
+    def invert_and_replay(tasks: Sequence[InversionTarget]) -> None:
         replay(network, heads[-1], invert(network, tasks, effort))
 
     def check_and_replay() -> None:

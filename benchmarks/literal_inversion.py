@@ -20,7 +20,13 @@ from torch import Tensor
 
 from latecomer.device.flat import FlatModel
 from latecomer.device.training import Plan, local_update
-from latecomer.strategies.parts.inversion import Effort, Estimate, Sought, largest, local_steps
+from latecomer.strategies.parts.inversion import (
+    Effort,
+    Estimate,
+    InversionTarget,
+    local_steps,
+    top_mask,
+)
 
 RATE = 0.1
 WINDOW, GAIN = 100, 0.001  # converged: the loss fell by less than this part over so many iterations
@@ -37,7 +43,7 @@ class Point(NamedTuple):
 
 def literal_inversion(
     network: FlatModel,
-    sought: Sequence[Sought],
+    sought: Sequence[InversionTarget],
     effort: Effort,
     stops: Collection[int],
 ) -> Iterator[Point]:
@@ -50,7 +56,7 @@ def literal_inversion(
     spec, count = sought[0].spec, sought[0].num_examples
     steps, size = local_steps(spec, count), effort.size(count)
     base, delta = (torch.stack(t) for t in zip(*((s.base, s.delta) for s in sought), strict=True))
-    mask = largest(delta, effort.keep)
+    mask = top_mask(delta, effort.mask)
     rngs = [torch.Generator().manual_seed(s.seed) for s in sought]
     x = torch.stack([torch.randn(size, *network.input_shape, generator=rng) for rng in rngs])
     labels = torch.stack([torch.randn(size, network.num_classes, generator=rng) for rng in rngs])

@@ -35,13 +35,13 @@ from latecomer.device.training import local_update, plan_batches
 from latecomer.strategies.parts.inversion import (
     Effort,
     Estimate,
-    Sought,
+    InversionTarget,
     effective_rate,
     invert,
-    largest,
     local_steps,
+    top_mask,
 )
-from latecomer.strategies.parts.labels import label_shares, output_bias, spread
+from latecomer.strategies.parts.labels import allocate_labels, label_shares, output_bias
 
 STEP = TrainSpec(local_epochs=1, batch_size=1, lr=0.1, momentum=0.0)
 PROGRAM = TrainSpec(local_epochs=2, batch_size=16, lr=0.01, momentum=0.5)  # of the label clients
@@ -165,14 +165,14 @@ def attack(
         samples=1,
         iterations=budget.iterations,
         warm_iterations=budget.iterations,
-        keep=keep,
+        mask=keep,
         scale=START * data.std,
     )
     near = data.mean + START * data.std * torch.randn(
         len(deltas), *data.shape, generator=seeded(100)
     )
     divided = by_division(network, base, deltas, data, keep, budget.iterations)
-    cold = [Sought(base, delta, spec, 1, seed=i) for i, delta in enumerate(deltas)]
+    cold = [InversionTarget(base, delta, spec, 1, seed=i) for i, delta in enumerate(deltas)]
     tries = [invert(network, cold, effort)]
     for x in (near, divided):
         guesses = [
@@ -295,7 +295,7 @@ def ratio_row(network: FlatModel, base: Tensor, deltas: Sequence[Tensor], x: Ten
 
 
 def masked(delta: Tensor, keep: float) -> Tensor:
-    mask = largest(delta.unsqueeze(0), keep)
+    mask = top_mask(delta.unsqueeze(0), keep)
     return delta if mask is None else delta * mask.squeeze(0)
 
 
@@ -420,7 +420,7 @@ def risen(network: FlatModel, delta: Tensor) -> Tensor | None:
 
 def agreement(shares: Tensor, truth: Tensor, size: int) -> tuple[float, float, float]:
     """Total variation distance, labels right if `size` are handed out, true classes found."""
-    counts = torch.bincount(spread(shares, size)[0], minlength=len(truth))
+    counts = torch.bincount(allocate_labels(shares, size)[0], minlength=len(truth))
     right = torch.minimum(counts.float(), truth * size).sum().item() / size
     held = int((truth > 0).sum())
     found = (truth[shares.topk(held).indices] > 0).float().mean().item()

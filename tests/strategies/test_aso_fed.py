@@ -13,7 +13,7 @@ from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.errors import BadInput
-from latecomer.strategies.papers.aso_fed import aso_fed, attended, step_scale
+from latecomer.strategies.papers.aso_fed import aso_fed, step_scale, with_attention
 from latecomer.strategies.parts.merging import Buffer
 from latecomer.strategies.parts.weighting import ByShareOfExamples
 from latecomer.strategies.recipe import build_strategy
@@ -91,14 +91,14 @@ def test_attention_by_hand():
     log3 = math.log(3.0)
     params = torch.tensor([log3, -1.0, 0.0, 1.0, 7.0, 8.0])  # [[w00, w01], [w10, w11]], bias
     expected = [log3 * 3 / 4, -0.5, 0.0, 0.5, 7.0, 8.0]
-    assert attended(params, NETWORK).tolist() == pytest.approx(expected)
+    assert with_attention(params, NETWORK).tolist() == pytest.approx(expected)
     assert params[1] == -1.0  # stored versions are shared
 
 
 def test_attention_sees_the_first_layer_only():
     model = flat_model("mlp", (4,), 3, (5,))
     params = model.init(0)
-    changed = attended(params, model) != params
+    changed = with_attention(params, model) != params
     first = model.layout.span(model.layout.names[0])
     assert changed[first].all()
     assert not changed[first.stop :].any()
@@ -109,7 +109,7 @@ def test_attention_shrinks_the_layer_by_the_number_of_its_units():
     model = flat_model("mlp", (4,), 3, (50,))
     first = model.layout.span(model.layout.names[0])
     params = model.init(0)
-    shrunk = attended(params, model)
+    shrunk = with_attention(params, model)
     assert shrunk[first].norm() / params[first].norm() == pytest.approx(1 / 50, rel=0.3)
 
 
@@ -123,7 +123,7 @@ def test_attention_needs_a_weight_matrix():
             return x + self.bias
 
     model = FlatModel(Bias, (2,), 2)
-    assert torch.equal(attended(torch.ones(2), model), torch.ones(2))
+    assert torch.equal(with_attention(torch.ones(2), model), torch.ones(2))
 
 
 def commit_of_one(networks, submodel=None, attention=True):

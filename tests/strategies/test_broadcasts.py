@@ -1,4 +1,4 @@
-"""When a new model is told to those at work: each policy by hand."""
+"""When a new model is broadcast to working devices: each policy by hand."""
 
 import json
 
@@ -20,8 +20,8 @@ from latecomer.core.server import Server
 from latecomer.core.store import ModelStore
 from latecomer.core.strategy import BroadcastHead, Commit, Observer, Strategy
 from latecomer.strategies.parts import broadcasts as broadcasting
-from latecomer.strategies.parts.broadcast_predictor import Predictor, state_of
-from latecomer.strategies.parts.broadcasts import RECORDS, Broadcasting, Record, sampled
+from latecomer.strategies.parts.broadcast_predictor import Predictor, broadcast_features
+from latecomer.strategies.parts.broadcasts import MAX_CHANGES, Broadcasting, Record, merged_changes
 from toy import SIZE, ToyRun, toy_fleet, toy_server
 
 
@@ -75,16 +75,16 @@ def test_lineages_are_counted_apart():
 def test_the_oracle_is_eq_4_one_merge_late():
     """Gathered since the last broadcast, and the change that followed."""
     line = Line("oracle")
-    told = line.through(
-        1.0,  # nothing had gathered
-        1.5,  # 1 had gathered, then 0.5: it would have paid; 1.5 is broadcast
-        3.0,  # nothing had gathered
+    broadcast = line.through(
+        1.0,  # nothing had accumulated
+        1.5,  # 1 had accumulated, then 0.5: it would have paid; 1.5 is broadcast
+        3.0,  # nothing had accumulated
         3.2,  # 1.5, then 0.2
         3.3,  # nothing
         3.5,  # 0.1, then 0.2: it would not have paid
         3.8,  # 0.3, then 0.3: just so
     )
-    assert told == [False, True, False, True, False, False, True]
+    assert broadcast == [False, True, False, True, False, False, True]
 
 
 def test_the_oracle_is_silent_while_nothing_changes():
@@ -92,19 +92,19 @@ def test_the_oracle_is_silent_while_nothing_changes():
 
 
 class Fake:
-    """A predictor that says what it is told to, and keeps its lessons."""
+    """A predictor with a given answer, which keeps what it was trained on."""
 
     says = 0.0
 
     def __init__(self, weights=None):
         self.lessons, self.seen = [], []
 
-    def chance(self, state):
+    def probability(self, state):
         self.seen.append(state)
         return self.says
 
-    def learn(self, states, truths):
-        self.lessons.append((list(states), list(truths)))
+    def train(self, features, labels):
+        self.lessons.append((list(features), list(labels)))
 
     def weights(self):
         return {}
@@ -127,24 +127,26 @@ def test_the_predictor_decides(fake):
 def test_the_predictor_sees_the_last_changes_and_what_has_gathered(fake):
     line = Line("predictor")
     line.through(1.0, 3.0, 2.5)
-    expected = state_of([1.0, 2.0, 0.5], 2.5, RECORDS)
+    expected = broadcast_features([1.0, 2.0, 0.5], 2.5, MAX_CHANGES)
     assert torch.equal(line.record().predictor.seen[-1], expected)
     line.through(*(float(i) for i in range(20)))
-    assert len(line.record().changes) == RECORDS
+    assert len(line.record().changes) == MAX_CHANGES
 
 
 def test_after_a_broadcast_nothing_has_gathered(fake):
     fake.says = 1.0
     line = Line("predictor")
     line.through(1.0, 3.0)
-    assert torch.equal(line.record().predictor.seen[-1], state_of([1.0, 2.0], 2.0, RECORDS))
+    assert torch.equal(
+        line.record().predictor.seen[-1], broadcast_features([1.0, 2.0], 2.0, MAX_CHANGES)
+    )
 
 
-# Each step of 1 follows a step of 1: what has gathered at a prediction is never less than what
-# follows, and every broadcast pays. Steps that grow pay only if more than one has gathered.
+# Each step of 1 follows a step of 1: what has accumulated at a prediction is never less than what
+# follows, and every broadcast pays. Steps that grow pay only if more than one has accumulated.
 @pytest.mark.parametrize("says", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("step", "truths"),
+    ("step", "labels"),
     [
         (lambda t: float(t), {0.0: [1] * 10, 1.0: [1] * 10}),
         (lambda t: 3.0**t, {0.0: [0] * 10, 1.0: [0] * 10}),
@@ -152,25 +154,25 @@ def test_after_a_broadcast_nothing_has_gathered(fake):
     ],
     ids=["even", "tripling", "growing"],
 )
-def test_the_truth_is_eq_4_for_the_moment_of_the_prediction(fake, says, step, truths):
+def test_the_label_is_eq_4_for_the_moment_of_the_prediction(fake, says, step, labels):
     fake.says = says
     line = Line("predictor")
     start = step(0)
     line.store.commit(MAIN, torch.tensor([start]))
     for t in range(1, 12):
         line.to(step(t))
-    ((states, found),) = line.record().predictor.lessons
-    assert found == truths[says]
-    assert len(states) == RECORDS
+    ((features, found),) = line.record().predictor.lessons
+    assert found == labels[says]
+    assert len(features) == MAX_CHANGES
 
 
-def test_ten_truths_make_a_lesson_and_are_then_forgotten(fake):
+def test_ten_labels_make_a_training_step_and_are_then_dropped(fake):
     line = Line("predictor")
     line.through(*map(float, range(1, 33)))
     lessons = line.record().predictor.lessons
-    assert [len(truths) for _, truths in lessons] == [10, 10, 10]
-    assert len(line.record().states) == 2
-    # Every state is told its own truth, in order.
+    assert [len(labels) for _, labels in lessons] == [10, 10, 10]
+    assert len(line.record().features) == 2
+    # Every input has its own label, in order.
     assert torch.equal(lessons[1][0][0], line.record().predictor.seen[10])
 
 
@@ -191,18 +193,18 @@ def with_lessons(policy="predictor"):
     return line
 
 
-def test_on_a_split_the_weights_are_inherited_the_records_are_not_and_nobody_is_told():
+def test_on_a_split_the_weights_are_inherited_the_records_are_not_and_nothing_is_broadcast():
     line = with_lessons()
     line.store.fork(MAIN, "child")
     line.part.on_fork(MAIN, "child")
     assert line.broadcasts() == []
     child, parent = line.record("child"), line.record()
-    assert (child.changes, child.states, child.truths, child.told) == ([], [], [], None)
+    assert (child.changes, child.features, child.labels, child.last_broadcast) == ([], [], [], None)
     inherited, own = child.predictor.weights(), parent.predictor.weights()
     assert all(torch.equal(inherited[name], value) for name, value in own.items())
-    assert len(parent.changes) == RECORDS
+    assert len(parent.changes) == MAX_CHANGES
     # Each learns for itself from now on.
-    child.predictor.learn([state_of([1.0], 1.0, RECORDS)], [0])
+    child.predictor.train([broadcast_features([1.0], 1.0, MAX_CHANGES)], [0])
     assert all(torch.equal(line.record().predictor.weights()[n], v) for n, v in own.items())
 
 
@@ -211,11 +213,11 @@ def test_a_child_gathers_from_the_fork_on():
     line.to(10.0)
     line.store.fork(MAIN, "child")
     line.part.on_fork(MAIN, "child")
-    assert line.to(11.0, "child") == []  # nothing had gathered
+    assert line.to(11.0, "child") == []  # nothing had accumulated
     assert line.to(11.5, "child") == ["child"]  # 1 had, then 0.5
 
 
-def test_on_a_merge_records_are_sampled_predictors_averaged_and_all_are_told():
+def test_on_a_merge_records_are_sampled_predictors_averaged_and_the_model_broadcast():
     line = with_lessons()
     line.store.fork(MAIN, "child")
     line.part.on_fork(MAIN, "child")
@@ -224,7 +226,7 @@ def test_on_a_merge_records_are_sampled_predictors_averaged_and_all_are_told():
     line.broadcasts()
     child, parent = line.record("child"), line.record()
     child.predictor = Predictor({n: v + 2 for n, v in parent.predictor.weights().items()})
-    expected = sampled(parent.changes, child.changes)
+    expected = merged_changes(parent.changes, child.changes)
     own = parent.predictor.weights()
     line.store.absorb(MAIN, "child")
     line.part.on_absorb(MAIN, "child")
@@ -234,13 +236,13 @@ def test_on_a_merge_records_are_sampled_predictors_averaged_and_all_are_told():
     assert all(
         torch.allclose(value, own[name] + 1) for name, value in merged.predictor.weights().items()
     )
-    assert (merged.states, merged.truths) == ([], [])
-    assert torch.equal(merged.told, line.store.head_params())
+    assert (merged.features, merged.labels) == ([], [])
+    assert torch.equal(merged.last_broadcast, line.store.head_params())
     assert "child" not in line.part._records
     assert line.broadcasts() == []
 
 
-def test_with_never_a_merge_is_not_told_either():
+def test_with_never_a_merge_is_not_broadcast_either():
     line = Line("never")
     line.store.fork(MAIN, "child")
     line.store.absorb(MAIN, "child")
@@ -259,15 +261,15 @@ def test_a_lineage_that_is_gone_is_not_broadcast():
 
 def test_records_are_sampled_in_proportion_to_their_variance():
     """Variances 1 and 9: one of ten from the first, the largest; nine of which there are two."""
-    assert sampled([1.0, 3.0], [0.0, 6.0]) == [3.0, 6.0, 0.0]
+    assert merged_changes([1.0, 3.0], [0.0, 6.0]) == [3.0, 6.0, 0.0]
     # Variances 3 and 7 in units of the first: three and seven of ten.
     one, other = [0.0, 2.0] * 5, [0.0, 2 * (7 / 3) ** 0.5] * 5
-    found = sampled(one, other)
-    assert len(found) == RECORDS
+    found = merged_changes(one, other)
+    assert len(found) == MAX_CHANGES
     assert sum(value in (0.0, 2.0) for value in found[:3]) == 3
     assert found[3:].count(other[1]) == 5
-    assert sampled([4.0, 4.0], [2.0]) == [4.0, 4.0, 2.0]  # no variance at all: half of each
-    assert sampled([], []) == []
+    assert merged_changes([4.0, 4.0], [2.0]) == [4.0, 4.0, 2.0]  # no variance at all: half of each
+    assert merged_changes([], []) == []
 
 
 # Checkpoints
@@ -284,14 +286,14 @@ def test_its_state_survives_a_file():
     twin.store = line.store
     assert twin.broadcasts() == line.broadcasts() == [MAIN]
     one, two = line.record(), twin.record()
-    assert torch.equal(one.told, two.told)
-    assert (one.changes, one.truths, one.merges, one.gathered) == (
+    assert torch.equal(one.last_broadcast, two.last_broadcast)
+    assert (one.changes, one.labels, one.merges, one.accumulated) == (
         two.changes,
-        two.truths,
+        two.labels,
         two.merges,
-        two.gathered,
+        two.accumulated,
     )
-    assert all(torch.equal(a, b) for a, b in zip(one.states, two.states, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.features, two.features, strict=True))
     again = two.predictor.weights()
     assert all(torch.equal(again[n], v) for n, v in one.predictor.weights().items())
 
@@ -304,8 +306,8 @@ def test_every_field_of_a_record_is_in_the_state():
 # In the server
 
 
-def test_those_at_work_are_told_and_the_bytes_counted():
-    server = toy_server("echopfl", {"clusters": 1, "most": 1.0, "broadcast": "always"})
+def test_working_devices_get_the_broadcast_and_the_bytes_are_counted():
+    server = toy_server("echopfl", {"clusters": 1, "max_ratio": 1.0, "broadcast": "always"})
     tasks = sends(server.handle(*(Joined(device) for device in range(3))))
     commands = server.handle(Arrived(1, Update(tasks[1].id, torch.ones(SIZE), 5)))
     (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
@@ -318,13 +320,13 @@ def test_those_at_work_are_told_and_the_bytes_counted():
     assert server.store.pins(1) == 3
 
 
-def test_nobody_else_is_told_of_a_cluster():
+def test_devices_of_other_clusters_get_no_broadcast():
     server = toy_server("echopfl", {"broadcast": "always"})
     tasks = sends(server.handle(*(Joined(device) for device in range(4))))
     for device, at in ((0, 0.0), (1, 8.0), (2, 8.0)):
         update = Update(tasks[device].id, torch.full((SIZE,), at), 5)
         commands = server.handle(Arrived(device, update))
-    # Devices 1 and 2 are in cluster-1; device 0 and the one not heard yet are not told.
+    # Devices 1 and 2 are in cluster-1; device 0 and the one without an update are not.
     (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
     assert [task.device for task in broadcast.tasks] == [1]
 

@@ -9,7 +9,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.papers.ca2fl import Calibrated, ca2fl
+from latecomer.strategies.papers.ca2fl import CalibratedBuffer, ca2fl
 from latecomer.strategies.parts.dispatching import OneLineageEach
 from latecomer.strategies.recipe import build_strategy
 
@@ -97,7 +97,7 @@ def test_a_device_may_change_its_sub_model():
 
 
 def test_lineages_have_caches_of_their_own():
-    strategy = Strategy(merge=Calibrated(1, 1.0), dispatch=OneLineageEach())
+    strategy = Strategy(merge=CalibratedBuffer(1, 1.0), dispatch=OneLineageEach())
     server = Server(torch.zeros(1), strategy, TrainSpec())
     tasks = sends(server.handle(Joined(0), Joined(1)))
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_lineages_have_caches_of_their_own():
 
 def test_a_device_that_moves_is_forgotten_where_it_was():
     target = ["main"]
-    strategy = Strategy(merge=Calibrated(1, 1.0), route=lambda contribution, view: target[0])
+    strategy = Strategy(merge=CalibratedBuffer(1, 1.0), route=lambda contribution, view: target[0])
     server = Server(torch.zeros(1), strategy, TrainSpec())
     one, _ = sends(server.handle(Joined(0), Joined(1)))
     (one,) = sends(server.handle(answer(one, 2.0)))

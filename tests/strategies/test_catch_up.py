@@ -25,7 +25,7 @@ def contribution(version, staleness, device=7):
 
 def test_five_silent_epochs_are_made_up_for_in_three():
     """First heard at commit 6 with an update of version 0: commits 1 to 5 went without it."""
-    view, weigh = View(), CatchUp(by_examples(), most=2.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=2.0)
     view.commits(6)
     found = []
     for version in range(4):
@@ -35,7 +35,7 @@ def test_five_silent_epochs_are_made_up_for_in_three():
 
 
 def test_debts_grow_while_it_is_away_again():
-    view, weigh = View(), CatchUp(by_examples(), most=1.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=1.0)
     view.commits(2)
     assert weigh(contribution(0, 0), view) == 20.0
     view.commits(1)
@@ -46,15 +46,15 @@ def test_debts_grow_while_it_is_away_again():
 
 def test_silences_are_not_added_up():
     """Heard once in five epochs: the debt is never more than one silence."""
-    view, weigh = View(), CatchUp(by_examples(), most=1.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=1.0)
     for cycle in range(6):
         view.commits(5)
         weigh(contribution(5 * cycle, 0), view)
-        assert weigh._debt[7] <= 3.0
+        assert weigh._missed[7] <= 3.0
 
 
 def test_a_device_that_was_in_time_has_no_debt():
-    view, weigh = View(), CatchUp(by_examples(), most=1.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=1.0)
     view.commits(2)
     weigh(contribution(0, 0), view)
     for _ in range(50):
@@ -62,27 +62,27 @@ def test_a_device_that_was_in_time_has_no_debt():
         weigh(contribution(view.store.commits, 0), view)
     view.commits(2)
     assert weigh(contribution(view.store.commits - 1, 0), view) == 20.0
-    assert weigh._debt[7] == 0.0
+    assert weigh._missed[7] == 0.0
 
 
 def test_who_is_in_time_or_not_repaired_counts_once():
-    view, weigh = View(), CatchUp(by_examples(), most=2.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=2.0)
     view.commits(6)
     assert weigh(contribution(6, staleness=0), view) == 10.0
     assert weigh(contribution(0, staleness=6), view) == 10.0
 
 
 def test_it_can_be_left_out():
-    view, weigh = View(), CatchUp(by_examples(), most=0.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=0.0)
     view.commits(6)
     assert weigh(contribution(0, 0), view) == 10.0
 
 
 def test_a_checkpoint_keeps_debts():
-    view, weigh = View(), CatchUp(by_examples(), most=1.0)
+    view, weigh = View(), CatchUp(by_examples(), max_extra=1.0)
     view.commits(6)
     weigh(contribution(0, 0), view)
-    other = CatchUp(by_examples(), most=1.0)
+    other = CatchUp(by_examples(), max_extra=1.0)
     other.restore(weigh.state())
     view.commits(1)
     assert other(contribution(1, 0), view) == weigh(contribution(1, 0), view) == 20.0

@@ -11,7 +11,7 @@ from latecomer.core.server import Server
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.engines.trainers import OneByOne
-from latecomer.strategies.papers.clusterfl import ByOutputs, mixing
+from latecomer.strategies.papers.clusterfl import OutputSimilarity, mixing
 from latecomer.strategies.recipe import build_strategy
 from toy import SIZE, ToyRun, toy_fleet, toy_server
 
@@ -38,7 +38,7 @@ def test_divergence_by_hand():
     """
     one = torch.tensor([0.0, 0, 0, 0, math.log(3.0), 0.0])
     two = torch.tensor([0.0, 0, 0, 0, 0.0, math.log(3.0)])
-    found = ByOutputs(1.0, 8).divergences([one, two], toy_server("clusterfl"))
+    found = OutputSimilarity(1.0, 8).divergences([one, two], toy_server("clusterfl"))
     half = 0.5 * math.log(3.0)
     assert found.flatten().tolist() == pytest.approx([0.0, half, half, 0.0], abs=1e-6)
 
@@ -80,7 +80,7 @@ def test_two_worlds_keep_apart_and_help_their_own():
         networks=lambda submodel: model,
     )
     ToyRun(server, toy_fleet(6), trainer=OneByOne(clients)).until(60)
-    mixed = ByOutputs(6.0, 64)
+    mixed = OutputSimilarity(6.0, 64)
     shares = mixing(
         mixed.divergences(
             [server.store.head_params(server.lineage_of(d)) for d in range(6)], server

@@ -255,7 +255,7 @@ def test_with_ask_0_no_device_is_offered_other_models():
 
 def test_devices_with_high_errors_are_offered_all_models_sooner():
     """The median error is 0.1: above 0.2 is high. The second upload is the earliest."""
-    fleet = seeded(5, ask=1000, every=5, most=1.0)
+    fleet = seeded(5, ask=1000, every=5, max_ratio=1.0)
     fleet.round({2: 0.1, 3: 0.2, 4: 0.21})
     fleet.round(dict.fromkeys((0, 1, 2, 3), 0.1) | {3: 0.2, 4: 0.21})
     assert [bool(fleet.offered(device)) for device in range(5)] == [False] * 4 + [True]
@@ -326,7 +326,7 @@ HIGH = dict.fromkeys(range(4), 0.1) | {4: 0.9}
 
 def splitting(**options):
     """One cluster of five devices, the last with a high error, after its first review."""
-    fleet = Devices(5, **{"clusters": 1, "most": 4.0, "every": 5, **options})
+    fleet = Devices(5, **{"clusters": 1, "max_ratio": 4.0, "every": 5, **options})
     fleet.round(HIGH)
     return fleet
 
@@ -349,20 +349,20 @@ def test_the_device_with_the_largest_error_seeds_a_cluster_with_its_model():
 @pytest.mark.parametrize(("error", "splits"), [(0.2, False), (0.21, True)])
 def test_the_gap_rule(error, splits):
     """Worse than the median of 0.1 by a factor of 1 + gap, which is 2."""
-    fleet = Devices(5, clusters=1, most=4.0, every=5)
+    fleet = Devices(5, clusters=1, max_ratio=4.0, every=5)
     fleet.round(HIGH | {4: error})
     assert bool(fleet.seeds()) is splits
 
 
 def test_outliers_below_the_needed_error_stay():
-    fleet = Devices(5, clusters=1, most=4.0, every=5, need=0.5)
+    fleet = Devices(5, clusters=1, max_ratio=4.0, every=5, need=0.5)
     fleet.round(HIGH | {4: 0.45})
     assert not fleet.seeds()
 
 
 def test_a_fifth_must_have_high_errors():
     """Of six devices a fifth, rounded up, is two: one alone does not count."""
-    fleet = Devices(6, clusters=1, most=4.0, every=6)
+    fleet = Devices(6, clusters=1, max_ratio=4.0, every=6)
     fleet.round(dict.fromkeys(range(5), 0.1) | {5: 0.9})
     assert not fleet.seeds()
     fleet.round(dict.fromkeys(range(4), 0.1) | {4: 0.8, 5: 0.9})
@@ -370,13 +370,13 @@ def test_a_fifth_must_have_high_errors():
 
 
 def test_a_small_cluster_is_not_split():
-    fleet = Devices(3, clusters=1, most=4.0, every=3)
+    fleet = Devices(3, clusters=1, max_ratio=4.0, every=3)
     fleet.round({0: 0.1, 1: 0.1, 2: 0.9})
     assert not fleet.seeds()
 
 
 def test_a_cluster_that_no_longer_learns_is_split_though_all_errors_are_equal():
-    fleet = Devices(5, clusters=1, most=4.0, every=5)
+    fleet = Devices(5, clusters=1, max_ratio=4.0, every=5)
     for _ in range(STUCK_AFTER):
         fleet.round(dict.fromkeys(range(5), 0.5))
         assert not fleet.seeds()
@@ -385,14 +385,14 @@ def test_a_cluster_that_no_longer_learns_is_split_though_all_errors_are_equal():
 
 
 def test_a_cluster_that_still_learns_is_not_split():
-    fleet = Devices(5, clusters=1, most=4.0, every=5)
+    fleet = Devices(5, clusters=1, max_ratio=4.0, every=5)
     for period in range(6):
         fleet.round(dict.fromkeys(range(5), 0.9 * 0.8**period))
         assert not fleet.seeds()
 
 
 def test_a_review_follows_a_fixed_number_of_uploads():
-    fleet = Devices(5, clusters=1, most=4.0, every=7)
+    fleet = Devices(5, clusters=1, max_ratio=4.0, every=7)
     fleet.round(HIGH)
     fleet.answer(0, 0.0, 0.1)
     assert not fleet.seeds()
@@ -411,7 +411,7 @@ def reviewed(fleet, errors):
 
 def test_a_cluster_pauses_after_a_split_and_longer_each_time():
     """The worst of four with high errors at a time, after pauses of 1 and 2 reviews."""
-    fleet = Devices(10, clusters=1, most=9.0, every=10)
+    fleet = Devices(10, clusters=1, max_ratio=9.0, every=10)
     errors = dict.fromkeys(range(6), 0.1) | {6: 0.6, 7: 0.7, 8: 0.8, 9: 0.9}
     found = []
     for _ in range(6):
@@ -423,7 +423,7 @@ def test_a_cluster_pauses_after_a_split_and_longer_each_time():
 
 
 def test_there_are_never_more_clusters_than_allowed():
-    fleet = Devices(10, clusters=2, most=1.5, every=5)
+    fleet = Devices(10, clusters=2, max_ratio=1.5, every=5)
     fleet.answer(0, 0.0, 0.1)
     fleet.answer(1, 50.0, 0.1)
     errors = dict.fromkeys(range(7), 0.1) | {7: 0.9, 8: 0.9, 9: 0.9}
@@ -435,18 +435,18 @@ def test_there_are_never_more_clusters_than_allowed():
     assert any(line["into"] == "cluster-2" for line in fleet.lines("split"))
 
 
-@pytest.mark.parametrize(("most", "cap"), [(1.0, 2), (1.7, 3), (2.0, 4)])
-def test_the_largest_number_of_clusters_is_whole(most, cap):
-    assert Devices(1, clusters=2, most=most).clustering.max_clusters == cap
+@pytest.mark.parametrize(("max_ratio", "cap"), [(1.0, 2), (1.7, 3), (2.0, 4)])
+def test_the_largest_number_of_clusters_is_whole(max_ratio, cap):
+    assert Devices(1, clusters=2, max_ratio=max_ratio).clustering.max_clusters == cap
 
 
 def test_with_one_cluster_at_most_devices_report_nothing():
-    assert not Devices(1, clusters=1, most=1.0).tasks[0].spec.feedback
-    assert Devices(1, clusters=1, most=2.0).tasks[0].spec.feedback
+    assert not Devices(1, clusters=1, max_ratio=1.0).tasks[0].spec.feedback
+    assert Devices(1, clusters=1, max_ratio=2.0).tasks[0].spec.feedback
 
 
 def test_a_lost_seed_device_makes_room_for_another():
-    fleet = splitting(most=2.0)
+    fleet = splitting(max_ratio=2.0)
     fleet.fails(4)
     errors = dict.fromkeys(range(3), 0.1) | {3: 0.9}
     assert reviewed(fleet, errors) == {}
@@ -455,7 +455,7 @@ def test_a_lost_seed_device_makes_room_for_another():
 
 
 def test_an_absent_device_seeds_nothing():
-    fleet = Devices(6, clusters=1, most=4.0, every=6)
+    fleet = Devices(6, clusters=1, max_ratio=4.0, every=6)
     fleet.round({5: 0.9, 0: 0.1, 1: 0.1, 2: 0.1})
     fleet.fails(5)
     fleet.handle(Left(5))
@@ -594,7 +594,7 @@ def test_clusters_with_a_large_extra_loss_stay_apart():
 
 
 def test_a_cluster_with_a_high_error_is_not_merged():
-    assert similar(error=0.3, most=1.0).merging() is None
+    assert similar(error=0.3, max_ratio=1.0).merging() is None
 
 
 def test_a_merge_is_cancelled_when_one_cluster_is_closed():
@@ -617,7 +617,7 @@ def test_too_many_clusters_are_merged_by_their_mean_predictions():
 
 
 def test_a_main_lineage_without_devices_does_not_count():
-    fleet = seeded(3, every=1, most=1.0)
+    fleet = seeded(3, every=1, max_ratio=1.0)
     fleet.answer(0, 8.0, 0.1)
     fleet.server.fork("cluster-1", "cluster-2")
     fleet.server.store.commit("cluster-2", full(16))

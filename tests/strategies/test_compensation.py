@@ -20,7 +20,7 @@ from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.dispatching import AtEpochStart
 from latecomer.strategies.parts.inversion import (
     Effort,
-    Sought,
+    InversionTarget,
     invert,
     misfit,
     reason_not_to_invert,
@@ -411,7 +411,7 @@ class Attentive(nn.Module):
 def test_attention_can_be_inverted():
     model = FlatModel(Attentive, (6,), 3)
     base = model.init(0)
-    sought = Sought(base, 0.01 * torch.ones_like(base), SPEC, COUNT, seed=0)
+    sought = InversionTarget(base, 0.01 * torch.ones_like(base), SPEC, COUNT, seed=0)
     (found,) = invert(model, [sought], Effort(samples=2, iterations=2))
     assert found.fit < 2.0
 

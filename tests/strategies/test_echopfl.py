@@ -17,7 +17,7 @@ from latecomer.study.config import parse
 from latecomer.study.runner import resume_run, start_run
 from toy import ToyRun, toy_fleet, toy_server
 
-ALONE = {"clusters": 1, "most": 1.0, "broadcast": "never"}
+ALONE = {"clusters": 1, "max_ratio": 1.0, "broadcast": "never"}
 TINY = {
     "seed": 1,
     "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.5},
@@ -77,7 +77,13 @@ def test_with_one_device_there_is_nothing_to_broadcast():
 
 @pytest.mark.parametrize(
     "options",
-    [{"most": 0.5}, {"clusters": 0}, {"broadcast": "often"}, {"measure": "mood"}, {"margin": 0}],
+    [
+        {"max_ratio": 0.5},
+        {"clusters": 0},
+        {"broadcast": "often"},
+        {"measure": "mood"},
+        {"margin": 0},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(BadInput):
@@ -102,7 +108,7 @@ def test_what_is_kept_does_not_grow_with_time():
         state = run.server.state()["parts"]
         members, clusters = state["route"]["members"], state["route"]["clusters"]
         records = state["observers.0"]["records"]
-        lists = [len(r["changes"]) + len(r["states"]) for r in records.values()]
+        lists = [len(r["changes"]) + len(r["features"]) for r in records.values()]
         return len(members), len(clusters), len(records), max(lists)
 
     early, late = kept(150), kept(600)

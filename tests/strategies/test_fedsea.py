@@ -50,7 +50,7 @@ def test_the_most_updates_a_second(arrivals, least, point):
     ("pace", "seconds", "epochs"), [(3.0, 10.0, 3), (20.0, 10.0, 1), (1.0, 10.0, 5), (0.0, 0.0, 5)]
 )
 def test_epochs_that_fit(pace, seconds, epochs):
-    assert fitting_epochs(pace, seconds, most=5) == epochs
+    assert fitting_epochs(pace, seconds, max_epochs=5) == epochs
 
 
 def test_three_rounds_by_hand():

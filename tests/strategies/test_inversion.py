@@ -13,14 +13,14 @@ from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
 from latecomer.strategies.parts.inversion import (
     Effort,
-    Sought,
+    InversionTarget,
     effective_rate,
+    inversion_program,
     invert,
-    largest,
     local_steps,
     misfit,
     replay,
-    surrogate,
+    top_mask,
 )
 
 SPEC = TrainSpec(local_epochs=5, batch_size=40, lr=0.05, momentum=0.5)
@@ -41,7 +41,7 @@ class Device:
         return local_update(self.model, base, self.x, self.y, self.spec, plan) - base
 
     def sought(self, base, seed=0, start=None):
-        return Sought(base, self.delta(base), self.spec, self.count, seed, start)
+        return InversionTarget(base, self.delta(base), self.spec, self.count, seed, start)
 
 
 def moved_on(model, base, spec=SPEC):
@@ -68,8 +68,8 @@ def test_effective_rate_counts_what_momentum_repeats():
 
 def test_fewer_surrogate_steps_are_longer():
     spec = TrainSpec(local_epochs=3, batch_size=10, lr=0.1, momentum=0.5)
-    assert surrogate(spec, 10, 50) == (spec, 3)
-    shorter, steps = surrogate(spec, 10, 2)
+    assert inversion_program(spec, 10, 50) == (spec, 3)
+    shorter, steps = inversion_program(spec, 10, 2)
     assert steps == 2
     assert shorter.lr_scale == pytest.approx(4.25 / 2.5)
     assert effective_rate(shorter, 2) == pytest.approx(effective_rate(spec, 3))
@@ -84,8 +84,8 @@ def test_size_rules():
 
 def test_the_mask_keeps_the_largest():
     delta = torch.tensor([[1.0, -5.0, 2.0, 0.0], [0.0, 0.0, 0.1, -0.2]])
-    assert largest(delta, 0.5).tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
-    assert largest(delta, 1.0) is None
+    assert top_mask(delta, 0.5).tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    assert top_mask(delta, 1.0) is None
 
 
 def test_misfit():
@@ -224,10 +224,10 @@ def test_a_dead_start_is_tried_again_with_larger_examples():
 def test_the_mask_is_what_must_be_explained():
     model = flat_model("mlp", (10,), 3)
     device, base = Device(model), model.init(2)
-    (found,) = invert(model, [device.sought(base)], replace(QUICK, keep=0.05))
+    (found,) = invert(model, [device.sought(base)], replace(QUICK, mask=0.05))
     explained = replay(model, base, [found])[0]
     delta = device.delta(base)
-    mask = largest(delta[None], 0.05)[0]
+    mask = top_mask(delta[None], 0.05)[0]
     assert misfit(explained * mask, delta * mask) == pytest.approx(found.fit, rel=1e-3)
     assert misfit(explained, delta) > found.fit
 
@@ -235,7 +235,7 @@ def test_the_mask_is_what_must_be_explained():
 def test_training_that_diverges_gives_no_fit():
     model = flat_model("mlp", (10,), 3)
     base = model.init(2)
-    sought = Sought(base, torch.full_like(base, 1e30), SPEC, 20, seed=0)
+    sought = InversionTarget(base, torch.full_like(base, 1e30), SPEC, 20, seed=0)
     (found,) = invert(model, [sought], Effort(samples=4, iterations=3))
     assert not found.fit < 0.99
 

@@ -10,7 +10,13 @@ from latecomer.core.messages import TrainSpec
 from latecomer.data.sources import load
 from latecomer.device.flat import flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.parts.inversion import Effort, Sought, effective_rate, invert, largest
+from latecomer.strategies.parts.inversion import (
+    Effort,
+    InversionTarget,
+    effective_rate,
+    invert,
+    top_mask,
+)
 from latecomer.strategies.parts.labels import label_shares
 
 STEP = TrainSpec(local_epochs=1, batch_size=1, lr=0.1, momentum=0.0)
@@ -35,8 +41,8 @@ def attacked(digits, keep, width):
     base = network.init(1)
     x, y = (part[:SAMPLES] for part in digits)
     deltas = [one_step(network, base, *each) for each in zip(x, y, strict=True)]
-    sought = [Sought(base, delta, STEP, 1, seed) for seed, delta in enumerate(deltas)]
-    found = invert(network, sought, Effort(samples=1, iterations=150, keep=keep, scale=0.4))
+    sought = [InversionTarget(base, delta, STEP, 1, seed) for seed, delta in enumerate(deltas)]
+    found = invert(network, sought, Effort(samples=1, iterations=150, mask=keep, scale=0.4))
     assert [estimate.labels.item() for estimate in found] == y.tolist()
     recovered = torch.cat([estimate.x for estimate in found])
     pairs = torch.stack([recovered.flatten(1), x.flatten(1)], 1)
@@ -80,7 +86,7 @@ def test_the_label_leaks_at_every_sparsity(digits, name, keep):
     guess = torch.randn(8, 8, 8, generator=torch.Generator().manual_seed(0))
     for x, y in zip(digits[0][:20], digits[1][:20], strict=True):
         delta = one_step(network, base, x, y)
-        mask = largest(delta[None], keep)
+        mask = top_mask(delta[None], keep)
         sent = delta if mask is None else delta * mask[0]
         shares = label_shares(network, base, sent, guess, effective_rate(STEP, 1))
         assert shares.argmax() == y
@@ -94,7 +100,7 @@ def test_division_reads_the_inputs_of_an_mlp_off_a_masked_update(digits):
     shares = []
     for x, y in zip(digits[0][:20], digits[1][:20], strict=True):
         delta = one_step(network, base, x, y)
-        parts = network.layout.unflatten(delta * largest(delta[None], 0.05)[0])
+        parts = network.layout.unflatten(delta * top_mask(delta[None], 0.05)[0])
         weight, bias = parts["1.weight"], parts["1.bias"]
         rows = weight[bias != 0] / bias[bias != 0, None]
         told = rows.abs().max(0).values

@@ -7,7 +7,7 @@ from torch import nn
 from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
-from latecomer.strategies.parts.labels import label_shares, output_bias, spread
+from latecomer.strategies.parts.labels import allocate_labels, label_shares, output_bias
 
 LINEAR = FlatModel(lambda: nn.Linear(2, 2), (2,), 2)
 
@@ -45,7 +45,7 @@ def test_without_a_bias_nothing_can_be_told():
     ],
 )
 def test_labels_are_spread_in_proportion(shares, size, labels, weights):
-    found, logits = spread(torch.tensor(shares), size)
+    found, logits = allocate_labels(torch.tensor(shares), size)
     assert found.tolist() == labels
     assert logits.exp().tolist() == pytest.approx(weights)
 

@@ -49,7 +49,7 @@ def test_fedbuff_of_one_and_fedasync_agree_if_nobody_is_stale():
 def test_a_rule_that_cuts_nothing_off_is_the_mean(rule):
     nothing = {"rule": rule, "trim": 0.0, "bound": 1e9}
     same(toy_run("robust-quorum", 80, **nothing), toy_run("semi-async", 80))
-    ours = toy_run("robust-fedbuff", 80, voices="updates", **nothing)
+    ours = toy_run("robust-fedbuff", 80, votes_per="update", **nothing)
     same(ours, toy_run("fedbuff", 80))
 
 

@@ -50,8 +50,8 @@ def sent(device, *delta, weight=1.0, submodel=None):
         (trimmed_mean(0.19), 21.8),  # less than one whole voter is cut
         # Squared distances to the two nearest: 1 + 9, 1 + 4, 4 + 4, 4 + 16, and the far one.
         (krum(1), 1.0),
-        (krum(1, keep=0), 2.0),  # the best n - f - 2 = 2: 1 and 3
-        (krum(1, keep=3), 4 / 3),
+        (krum(1, selected=0), 2.0),  # the best n - f - 2 = 2: 1 and 3
+        (krum(1, selected=3), 4 / 3),
         (clip(0.0), 2.0),  # 0, 1, 3, and two that are cut to 3
         (clip(4.0), 2.4),  # 0, 1, 3, 4, 4
     ],
@@ -120,7 +120,7 @@ def test_krum_compares_what_both_have_trained():
         sent(3, -50.0, 7.1),
         sent(4, 1.3, 7.1),
     ]
-    moved = robust(krum(1, keep=0))("main", torch.zeros(2), given, 1.0)
+    moved = robust(krum(1, selected=0))("main", torch.zeros(2), given, 1.0)
     assert 1.0 <= moved[0] <= 1.3
     assert 7.0 <= moved[1] <= 7.2
 
@@ -218,6 +218,6 @@ def test_the_same_as_flower():
         (median, flower.aggregate_median(results)),
         (trimmed_mean(0.2), flower.aggregate_trimmed_avg(results, 0.2)),
         (krum(2), flower.aggregate_krum(results, 2, 0)),
-        (krum(2, keep=4), flower.aggregate_krum(results, 2, 4)),
+        (krum(2, selected=4), flower.aggregate_krum(results, 2, 4)),
     ]:
         assert rule(ours)[0].tolist() == pytest.approx(theirs[0].tolist(), rel=1e-5, abs=1e-6)

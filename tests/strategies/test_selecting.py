@@ -90,7 +90,7 @@ def test_round_robin_skips_absent_devices():
 
 
 @pytest.mark.parametrize("name", SELECTING)
-@pytest.mark.parametrize("select", ["everyone", "round-robin", "oort"])
+@pytest.mark.parametrize("select", ["all", "round-robin", "oort"])
 def test_selecting_all_devices_is_the_plain_strategy(name, select):
     assert toy_run(name, 60, select=select).heads() == toy_run(name, 60).heads()
 
@@ -102,8 +102,8 @@ def test_oort_of_all_is_fedavg():
 
 @pytest.mark.parametrize("name", SELECTING)
 def test_everyone_takes_no_fraction(name):
-    with pytest.raises(BadInput, match="everyone"):
-        build_strategy(name, {"select": "everyone", "fraction": 0.5})
+    with pytest.raises(BadInput, match="all"):
+        build_strategy(name, {"select": "all", "fraction": 0.5})
 
 
 @pytest.mark.parametrize("name", SELECTING)
@@ -199,7 +199,7 @@ def test_the_pacer_gives_more_time_when_the_utility_falls():
 
 
 def test_exploration_fades():
-    select = Oort(0.5, explore=0.8, decay=0.5, least=0.3)
+    select = Oort(0.5, explore=0.8, decay=0.5, explore_min=0.3)
     shares = []
     for _ in range(4):
         start_rounds(select, 1)
@@ -228,7 +228,7 @@ def test_too_few_new_ones_leave_room_for_known_ones():
 
 
 def test_a_device_selected_too_often_is_left_out():
-    select = Oort(0.8, explore=0.0, most_turns=2)
+    select = Oort(0.8, explore=0.0, max_participations=2)
     for device in range(10):
         for _ in range(3 if device in (2, 5) else 1):
             report(select, device, 100.0 if device in (2, 5) else 1.0)
@@ -241,7 +241,7 @@ def test_a_device_selected_too_often_is_left_out():
 
 
 def test_no_more_than_three_in_ten_are_left_out():
-    select = Oort(0.7, explore=0.0, most_turns=1)
+    select = Oort(0.7, explore=0.0, max_participations=1)
     for device in range(10):
         for _ in range(2 + (device == 4)):
             report(select, device, 1.0)
@@ -321,7 +321,13 @@ def test_checkpoint_and_resume(name, select, after):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("fraction", 0.0), ("overcommit", 0.9), ("explore", 1.5), ("window", 0), ("most_turns", -1)],
+    [
+        ("fraction", 0.0),
+        ("overcommit", 0.9),
+        ("explore", 1.5),
+        ("window", 0),
+        ("max_participations", -1),
+    ],
 )
 def test_a_bad_option_is_named(option, value):
     with pytest.raises(BadInput, match=option):

@@ -61,7 +61,7 @@ def work_for(part, device, whole_seconds, tasks=1):
 
 def settled(**options):
     """Five devices that take 1, 2, 4, 10 and 100 s for the whole model, one task each."""
-    part = fitting(at_least=5, **options)
+    part = fitting(min_devices=5, **options)
     for device, seconds in enumerate((1.0, 2.0, 4.0, 10.0, 100.0)):
         arrive(part, done(device, seconds))
     changes(part)
@@ -87,7 +87,7 @@ def test_every_device_trains_the_whole_model_until_three_are_measured():
 
 
 def test_the_widest_whose_time_is_at_most_the_median():
-    part = fitting(at_least=5)
+    part = fitting(min_devices=5)
     for device, seconds in enumerate((1.0, 2.0, 4.0, 16.0, 16.1)):
         arrive(part, done(device, seconds))
     # The median is 4 s: 16 s is 4 s at a quarter of the work, 16.1 s is more.
@@ -124,7 +124,7 @@ def test_tasks_that_take_no_time():
 
 def test_narrowing_the_upper_half_does_not_move_the_median():
     """Tasks with 3 s of fixed costs: narrow ones show little of the time of the whole model."""
-    part = fitting(at_least=4)
+    part = fitting(min_devices=4)
 
     def work(device, seconds):
         submodel = part.submodel(device)
@@ -294,11 +294,11 @@ def test_hooks_of_the_dispatch_inside_are_called():
     assert (twin.strategy.route.calls, twin.strategy.dispatch.inner.calls) == (5, 1)
 
 
-def fitted_run(name="fedasync", at_least=3, fleet=None):
+def fitted_run(name="fedasync", min_devices=3, fleet=None):
     server = toy_server(name)
     twin = Server(
         torch.zeros(SIZE),
-        measured_levels(server.strategy, fitting(at_least=at_least)),
+        measured_levels(server.strategy, fitting(min_devices=min_devices)),
         TrainSpec(lr=0.5),
         seed=7,
         networks=server.network,
@@ -329,7 +329,7 @@ def test_slow_devices_train_less_and_changes_are_logged():
 
 def test_before_devices_are_fitted_nothing_differs():
     plain = ToyRun(toy_server("fedasync"), toy_fleet(3))
-    run, part = fitted_run(at_least=4, fleet=toy_fleet(3))
+    run, part = fitted_run(min_devices=4, fleet=toy_fleet(3))
     plain.until(40)
     run.until(40)
     assert run.log == plain.log

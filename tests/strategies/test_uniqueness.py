@@ -5,7 +5,7 @@ import torch
 
 from latecomer.core.messages import Contribution, Task, TrainSpec, Update
 from latecomer.core.store import ModelStore
-from latecomer.strategies.parts.uniqueness import PEERS, Peers, is_unique, sketch
+from latecomer.strategies.parts.uniqueness import MAX_PEERS, Peers, is_unique, sketch
 
 EAST, NORTH, UP = torch.eye(3)
 
@@ -72,6 +72,6 @@ def test_peers_are_those_of_the_same_model_or_the_latest():
 
 def test_memory_of_peers_is_bounded():
     peers, view = Peers(), View()
-    for version in range(10 * PEERS):
+    for version in range(10 * MAX_PEERS):
         peers.add(late(version, torch.ones(4)), view)
-    assert len(peers.state()["of"]) <= PEERS + 1
+    assert len(peers.state()["of"]) <= MAX_PEERS + 1

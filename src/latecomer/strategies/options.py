@@ -1,4 +1,4 @@
-"""Types for the options of recipes: a value with the range that makes sense."""
+"""Types for the options of recipes: a number with the range in which it is valid."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Recipes by name: how a strategy is found, and which options it takes."""
+"""The registry of recipes: strategies by name, and the validation of their options."""
 
 import importlib
 import inspect
@@ -32,8 +32,13 @@ RENAMED = {
         "mix": "advanced.prior_correction",
         "average": "advanced.averaging",
     },
-    "feddc": {"stand_in": "surrogates"},
-    "echopfl": {"judge": "measure"},
+    "feddc": {"stand_in": "surrogates", "keep": "mask"},
+    "feddc-fedasync": {"keep": "mask"},
+    "feddc-fedbuff": {"keep": "mask"},
+    "echopfl": {"judge": "measure", "most": "max_ratio"},
+    "oort": {"explore_least": "explore_min", "most_turns": "max_participations"},
+    "clusterfl": {"probes": "inputs"},
+    "robust-fedbuff": {"voices": "votes_per"},
 }
 
 
@@ -41,9 +46,10 @@ RENAMED = {
 class Recipe:
     """A strategy that can be named in a config; the parameters of `build` are its options.
 
-    `pooled` tells that it trains on everybody's data in one place; `punctual` that nobody is late:
-    the oracle for reference; `widths` that weak devices carry sub-models unless the config says
-    otherwise; `private` that it is meant for local differential privacy.
+    pooled: one device trains on the data of all (a reference).
+    punctual: the delay of `fleet.late` is left out (a reference).
+    widths: slow devices train sub-models unless the config has other widths.
+    private: meant for local differential privacy.
     """
 
     name: str
@@ -56,7 +62,7 @@ class Recipe:
     private: bool = False
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
-        """A fresh strategy; a factory that does not give one is the user's to mend."""
+        """A new strategy; an error or another result of a user's factory gives one clear line."""
         try:
             strategy = self.build(**options)
         except BadInput:
@@ -86,7 +92,7 @@ def recipe(
     widths: bool = False,
     private: bool = False,
 ) -> Callable[[Build], Build]:
-    """Register the decorated factory under `name`. A module in this package is found by itself."""
+    """Register the decorated factory under `name`. All modules of this package are imported."""
 
     def register(build: Build) -> Build:
         _REGISTERED[name] = Recipe(name, summary, paper, build, pooled, punctual, widths, private)
@@ -109,7 +115,7 @@ def _discover() -> None:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or a user's own factory as `module:callable`."""
+    """The recipe of that name, or of a user's factory given as `module:callable`."""
     known = recipes()
     if name in known:
         return known[name]
@@ -119,7 +125,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
-    """A fresh strategy with validated options."""
+    """A new strategy with validated options."""
     found = find_recipe(name)
     return found.make(resolve_options(found, options or {}))
 

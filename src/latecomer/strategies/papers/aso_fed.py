@@ -1,8 +1,11 @@
 """Chen et al., Asynchronous Online Federated Learning for Edge Devices with Non-IID Data, 2020.
 
-ASO-Fed: every update moves the model at once by its device's share of all examples. Devices are
-held near the model they were sent, mix their gradient with earlier ones, and take the larger steps
-the longer their answers take.
+ASO-Fed: every update is added on arrival by its device's share of all examples,
+w <- w + server_lr * (n_k / N) delta_k. Devices train with a proximal term and mix their gradient
+with earlier ones (`device.memory.balanced`). Their learning rate is multiplied by
+r = max(1, log d), with d the mean time in seconds from sending a task to its answer. Optionally the
+server multiplies the first weight matrix by a softmax of its magnitudes (feature representation
+learning).
 """
 
 import math
@@ -22,12 +25,12 @@ from latecomer.strategies.parts.weighting import ByShareOfExamples
 from latecomer.strategies.recipe import recipe
 
 
-def attended(params: Tensor, model: FlatModel) -> Tensor:
-    """The model with its first weight matrix times a softmax of its own magnitudes.
+def with_attention(params: Tensor, model: FlatModel) -> Tensor:
+    """The parameters with the first weight matrix multiplied by a softmax of its magnitudes.
 
-    alpha[i, j] = exp |w[i, j]| / sum_i exp |w[i, j]|, over the units i that an input j feeds; then
-    w[i, j] <- alpha[i, j] w[i, j]. An alpha is below 1, and near 1 / (number of units) for weights
-    of like size: as printed, every application shrinks the layer by about that factor.
+    alpha[i, j] = exp |w[i, j]| / sum_i exp |w[i, j]|, over the units i of input j; then
+    w[i, j] <- alpha[i, j] w[i, j]. alpha is about 1 / (number of units) for weights of similar
+    size: as printed, every application shrinks the layer by about that factor.
     """
     layout = model.layout
     found = [name for name, shape in zip(layout.names, layout.shapes, strict=True) if shape[1:]]
@@ -40,21 +43,21 @@ def attended(params: Tensor, model: FlatModel) -> Tensor:
 
 
 def step_scale(mean_delay: float) -> float:
-    """r = max(1, log d): d is the mean time in seconds that the device's answers took."""
+    """r = max(1, log d), with d the mean delay of the device in seconds."""
     return max(1.0, math.log(max(mean_delay, 1.0)))  # dynamic learning step size
 
 
-class Aggregate:
-    """Merge: w <- w + step * (n_k / N) delta_k at once, then attention if wanted.
+class AsoFedMerge:
+    """Merge: w <- w + step * (n_k / N) delta_k on arrival, then attention if switched on.
 
-    It also keeps how long each device's answers take, for `tasks`. Attention is skipped where the
-    server does not know the network, and leaves alone what a sub-model does not cover.
+    `dispatch` sets the learning rate of each device by its mean delay. Attention is skipped where
+    the server has no network, and does not change coordinates outside a device's sub-model.
     """
 
     def __init__(self, step: float, attention: bool, dynamic: bool, concurrency: int) -> None:
         self.step, self.attention, self.dynamic = step, attention, dynamic
-        self.at_once = ImmediateDispatch(concurrency)
-        self._delays: dict[int, tuple[int, float]] = {}  # device -> answers, seconds they took
+        self.immediate = ImmediateDispatch(concurrency)
+        self._delays: dict[int, tuple[int, float]] = {}  # device -> updates, sum of their seconds
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit:
         task, lineage = contribution.task, contribution.lineage
@@ -64,7 +67,7 @@ class Aggregate:
         params = moved(head, [contribution], mean=False, step=self.step)
         network = view.network(None) if self.attention else None
         if isinstance(network, FlatModel):
-            after = attended(params, network)
+            after = with_attention(params, network)
             if task.submodel is None:
                 params = after
             else:
@@ -74,15 +77,15 @@ class Aggregate:
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
 
-    def tasks(self, view: ServerView) -> Iterable[Assignment]:
-        """Dispatch: whoever waits, each with a learning rate for its delay."""
-        for wish in self.at_once(view):
-            scale = self._scale(wish.device) if self.dynamic else 1.0
+    def dispatch(self, view: ServerView) -> Iterable[Assignment]:
+        """Dispatch: idle devices, each with the learning rate for its mean delay."""
+        for request in self.immediate(view):
+            scale = self._scale(request.device) if self.dynamic else 1.0
             spec = view.spec
             yield (
-                wish
+                request
                 if scale == 1.0
-                else wish._replace(spec=replace(spec, lr_scale=spec.lr_scale * scale))
+                else request._replace(spec=replace(spec, lr_scale=spec.lr_scale * scale))
             )
 
     def _scale(self, device: int) -> float:
@@ -98,7 +101,7 @@ class Aggregate:
 
 @recipe(
     "aso-fed",
-    "add every update by its share of examples; devices mix gradients, slow ones step further",
+    "add every update by its share of examples; slow devices train at a higher learning rate",
     "Chen et al. 2020 (ASO-Fed)",
 )
 def aso_fed(
@@ -109,16 +112,26 @@ def aso_fed(
     server_lr: Positive = 1.0,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """`lam` holds devices near the model, `beta` mixes their gradients, `dynamic` scales steps."""
+    """Options:
+
+    lam: strength of the proximal term on devices; it replaces `training.prox`.
+    beta: share of earlier gradients that a device keeps in its mix, 0 to 1; 0: no mix.
+    dynamic: raise the learning rate of a device with the logarithm of its mean delay; switch it off
+        where `training.lr` is near divergence.
+    attention: multiply the first layer by a softmax of its magnitudes after every update, as
+        printed; it shrinks that layer to 0 within a few commits.
+    server_lr: factor on the share of examples; lower it where the model oscillates.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
 
     def prepare(spec: TrainSpec) -> TrainSpec:
         return replace(spec, prox=lam, balance=beta)
 
-    merge = Aggregate(server_lr, attention, dynamic, concurrency)
+    merge = AsoFedMerge(server_lr, attention, dynamic, concurrency)
     return Strategy(
         name="aso-fed",
         weigh=ByShareOfExamples(),
         merge=merge,
-        dispatch=merge.tasks,
+        dispatch=merge.dispatch,
         prepare=prepare,
     )

@@ -1,7 +1,7 @@
 """Gajanin et al., Towards Adaptive Asynchronous FL for Human Activity Recognition, 2024.
 
-The asynchronous baseline: every update moves the model at once, by the device's share of all
-examples and one mixing ratio. Staleness does not count.
+The paper's asynchronous baseline: every update is added on arrival by its device's share of all
+examples, x <- x + mixing * (n_i / N) delta_i (Eq. 2, corrected). Staleness is ignored.
 """
 
 from latecomer.core.strategy import ImmediateDispatch, Strategy
@@ -13,14 +13,18 @@ from latecomer.strategies.recipe import recipe
 
 @recipe(
     "async-share",
-    "add every update at once, by its device's share of the examples",
+    "add every update on arrival, by its device's share of the examples",
     "Gajanin et al. 2024",
 )
 def async_share(mixing: Positive = 0.8, concurrency: CountOrOff = 0) -> Strategy:
-    """`mixing` is the paper's ratio; at most `concurrency` devices work."""
+    """Options:
+
+    mixing: factor on the share of examples; the paper tries 0.2, 0.4 and 0.8.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
     return Strategy(
         name="async-share",
         weigh=ByShareOfExamples(),
-        merge=Buffer(1, step=mixing),  # Eq. 2: x <- x + mixing * (n_i / N) * delta_i
+        merge=Buffer(1, step=mixing),  # Eq. 2
         dispatch=ImmediateDispatch(concurrency),
     )

@@ -1,10 +1,10 @@
 """Wang et al., AsyncFedED: Asynchronous Federated Learning with Euclidean Distance based Adaptive
 Weight Aggregation, 2022.
 
-Staleness is how far the model has moved since, measured in lengths of the update:
-gamma = |x_t - x_(t - tau)| / |delta|. Every update is added as it arrives, x <- x + eta delta with
-eta = lambda / (gamma + eps). Whoever is staler than gamma_bar trains less next time, and more if
-it is fresher: K <- K + [(gamma_bar - gamma) kappa].
+Staleness is the distance that the model has moved since the base, in lengths of the update:
+gamma = |x_t - x_(t - tau)| / |delta|. Every update is added on arrival, x <- x + eta delta with
+eta = lambda / (gamma + eps). The number of local epochs of each device follows its gamma:
+K <- K + round((gamma_bar - gamma) kappa).
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ from latecomer.strategies.parts.merging import Buffer
 from latecomer.strategies.recipe import recipe
 
 
-def moved_since(contribution: Contribution, view: ServerView) -> float:
+def relative_distance(contribution: Contribution, view: ServerView) -> float:
     """gamma, on the coordinates that the device trained; 0 if the delta is 0."""
     head = take(view.store.head_params(contribution.lineage), contribution.task.submodel)
     length = torch.linalg.vector_norm(contribution.delta).item()
@@ -39,47 +39,50 @@ def by_distance(lam: float, eps: float) -> Weigh:
     """eta = lam / (gamma + eps)."""
 
     def weigh(contribution: Contribution, view: ServerView) -> float:
-        return lam / (moved_since(contribution, view) + eps)
+        return lam / (relative_distance(contribution, view) + eps)
 
     return weigh
 
 
-class LocalEpochs:
-    """Merge: each contribution at once; and dispatch by its method of that name.
+class AdaptiveLocalEpochs(Buffer):
+    """Merge: every contribution on arrival; `dispatch` sets each device's local epochs.
 
-    The number of local epochs K of each device follows its gamma. It starts with the run's, is
-    rounded to the nearest whole number, and stays between 1 and `most`.
+    K starts with the run's number of local epochs, follows the device's gamma, and stays between 1
+    and `max_epochs`.
     """
 
     def __init__(
-        self, gamma_bar: float, kappa: float, most: int, dispatch: ImmediateDispatch
+        self, gamma_bar: float, kappa: float, max_epochs: int, immediate: ImmediateDispatch
     ) -> None:
-        self.gamma_bar, self.kappa, self.most = gamma_bar, kappa, most
-        self.at_once, self.buffer = dispatch, Buffer(1)
-        self._epochs: dict[int, int] = {}
+        super().__init__(1)
+        self.gamma_bar, self.kappa, self.max_epochs = gamma_bar, kappa, max_epochs
+        self.immediate = immediate
+        self._epochs: dict[int, int] = {}  # device -> K
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
-        change = round((self.gamma_bar - moved_since(contribution, view)) * self.kappa)
+        change = round((self.gamma_bar - relative_distance(contribution, view)) * self.kappa)
         epochs = contribution.task.spec.local_epochs + change
-        self._epochs[contribution.task.device] = max(1, min(self.most, epochs))
-        return self.buffer.add(contribution, view)
-
-    def settle(self, view: ServerView) -> Iterable[Commit]:
-        return ()
+        self._epochs[contribution.task.device] = max(1, min(self.max_epochs, epochs))
+        return super().add(contribution, view)
 
     def dispatch(self, view: ServerView) -> Iterable[Assignment]:
-        for wish in self.at_once(view):
-            epochs = self._epochs.get(wish.device, view.spec.local_epochs)
-            yield wish._replace(spec=replace(view.spec, local_epochs=epochs))
+        for request in self.immediate(view):
+            epochs = self._epochs.get(request.device, view.spec.local_epochs)
+            yield request._replace(spec=replace(view.spec, local_epochs=epochs))
 
     def state(self) -> dict[str, Any]:
-        return {"epochs": dict(self._epochs)}
+        return {**super().state(), "epochs": dict(self._epochs)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
         self._epochs = dict(state["epochs"])
 
 
-@recipe("asyncfeded", "add every update, less the further the model has moved", "Wang et al. 2022")
+@recipe(
+    "asyncfeded",
+    "add every update, with less weight the further the model has moved",
+    "Wang et al. 2022",
+)
 def asyncfeded(
     lam: Positive = 0.3,
     eps: Positive = 1.0,
@@ -88,9 +91,17 @@ def asyncfeded(
     max_epochs: Count = 10,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """A fresh update counts `lam` / `eps`; with `kappa` 0 everybody trains as the config says."""
-    weigh, at_once = by_distance(lam, eps), ImmediateDispatch(concurrency)
+    """Options:
+
+    lam: numerator of the weight; lower it where the model diverges.
+    eps: added to gamma; an update of staleness 0 has the weight `lam` / `eps`.
+    gamma_bar: gamma at which a device keeps its number of local epochs.
+    kappa: local epochs by which that number changes per unit of gamma; 0: it never changes.
+    max_epochs: largest number of local epochs with `kappa` > 0.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
+    weigh, immediate = by_distance(lam, eps), ImmediateDispatch(concurrency)
     if not kappa:
-        return Strategy(name="asyncfeded", weigh=weigh, merge=Buffer(1), dispatch=at_once)
-    paced = LocalEpochs(gamma_bar, kappa, max_epochs, at_once)
-    return Strategy(name="asyncfeded", weigh=weigh, merge=paced, dispatch=paced.dispatch)
+        return Strategy(name="asyncfeded", weigh=weigh, merge=Buffer(1), dispatch=immediate)
+    adaptive = AdaptiveLocalEpochs(gamma_bar, kappa, max_epochs, immediate)
+    return Strategy(name="asyncfeded", weigh=weigh, merge=adaptive, dispatch=adaptive.dispatch)

@@ -1,4 +1,10 @@
-"""Li et al., EchoPFL: Asynchronous Personalized FL with On-Demand Staleness Control, 2024."""
+"""Li et al., EchoPFL: Asynchronous Personalized FL with On-Demand Staleness Control, 2024.
+
+Devices are clustered by the L1 distance of their trained model to the cluster models (Eq. 1,
+`parts.clustering`). An update is mixed into its cluster's model on arrival as in FedAsync,
+w <- (1 - a) w + a w_i with a = alpha * s(tau). A new cluster model is broadcast to the cluster's
+working devices when that is predicted to pay (Eq. 4, `parts.broadcasts`).
+"""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -30,12 +36,12 @@ class SeedsInFull:
 
 @recipe(
     "echopfl",
-    "personalised clusters that form as updates arrive, broadcast when it pays",
+    "clusters that form as updates arrive, with on-demand broadcasts of their models",
     "EchoPFL",
 )
 def echopfl(
     clusters: Count = 2,
-    most: Annotated[float, Ge(1)] = 2.0,
+    max_ratio: Annotated[float, Ge(1)] = 2.0,
     every: Count = 20,
     alpha: Share = 0.6,
     decay: DecayName = "polynomial",
@@ -50,9 +56,28 @@ def echopfl(
     broadcast: Policy = "predictor",
     broadcast_every: Count = 5,
 ) -> Strategy:
-    """`clusters` is C, `most` is h_m, `every` is R."""
+    """Options:
+
+    clusters: C, the number of first uploads that seed a cluster each.
+    max_ratio: h_m; there are at most `max_ratio` * `clusters` clusters. 1.0 with `clusters` = 1
+        keeps one model for all devices.
+    every: R, uploads of a cluster between two reviews (split and merge).
+    alpha: mixing weight of an update of staleness 0, up to 1.
+    decay: s(tau), see `fedasync`; with `p` and `b`.
+    p: exponent or slope of the decay.
+    b: staleness up to which "hinge" and "reciprocal" do not discount.
+    margin: factor, at most 1, by which another cluster model must be nearer for a device to change.
+    gap: a device's error is high if it exceeds the median by `gap` times the median.
+    need: a cluster whose median error stays above this is split; in units of `measure`.
+    measure: "error", the share of wrong predictions, or "feedback", the paper's chi-squared of
+        label frequencies (Eq. 3), which cannot separate permuted labels.
+    ask: uploads of a device between two offers of all cluster models; 0: no offers.
+    partial: train only the output layer of a new cluster until other devices may join it.
+    broadcast: "never", "always", "every-n", "oracle" (Eq. 4, one commit late) or "predictor".
+    broadcast_every: commits between broadcasts with "every-n".
+    """
     clustering = Clustering(
-        clusters, int(most * clusters + 1e-9), every, margin, gap, need, measure, ask, partial
+        clusters, int(max_ratio * clusters + 1e-9), every, margin, gap, need, measure, ask, partial
     )
     plain = by_staleness(staleness_decay(decay, p, b), scale=alpha)
     feedback = clustering.max_clusters > 1

@@ -1,7 +1,9 @@
 """Wang et al., FADAS: Towards Federated Adaptive Asynchronous Optimization, 2024 (Algorithm 1).
 
-Every M updates make a pseudo-gradient, along which AMSGrad takes its step. If the stalest of them
-is more than tau_c commits late, the step is divided by its staleness, as in the authors' code.
+The mean of every M deltas is a pseudo-gradient Delta for AMSGrad on the server:
+m <- beta1 m + (1 - beta1) Delta, v <- beta2 v + (1 - beta2) Delta^2, v_max <- max(v_max, v),
+w <- w + eta m / (sqrt(v_max) + eps). If the largest staleness tau_max of the M updates exceeds
+tau_c, eta is divided by tau_max, as in the authors' code.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +14,13 @@ from torch import Tensor
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ImmediateDispatch, Strategy
 from latecomer.strategies.options import Count, CountOrOff, Positive
-from latecomer.strategies.papers.fedopt import Memory, Moments, Rule, ServerOptimiser
+from latecomer.strategies.papers.fedopt import Moments, Optimiser, Retention, ServerOptimiser
 from latecomer.strategies.parts.merging import Buffer
 from latecomer.strategies.recipe import recipe
 
 
-def amsgrad(beta1: float, beta2: float, eps: float) -> Rule:
-    """m / (sqrt(v_max) + eps), where v_max is the largest second moment so far."""
+def amsgrad(beta1: float, beta2: float, eps: float) -> Optimiser:
+    """The direction m / (sqrt(v_max) + eps), with v_max the largest second moment so far."""
 
     def start(head: Tensor) -> Moments:
         return torch.zeros_like(head), torch.zeros_like(head), torch.zeros_like(head)
@@ -29,31 +31,45 @@ def amsgrad(beta1: float, beta2: float, eps: float) -> Rule:
         v_max = torch.maximum(moments[2], v)
         return (m, v, v_max), m / (v_max.sqrt() + eps)
 
-    return Rule(start, step)
+    return Optimiser(start, step)
 
 
-def slower_when_late(tau_c: int) -> Callable[[Sequence[Contribution]], float]:
-    """1, or 1 / tau_max if the stalest of the buffer is more than `tau_c` commits late."""
+def delay_adaptive(tau_c: int) -> Callable[[Sequence[Contribution]], float]:
+    """The factor on the step: 1, or 1 / tau_max if tau_max > `tau_c`, in commits."""
 
-    def pace(contributions: Sequence[Contribution]) -> float:
-        stalest = max(c.staleness for c in contributions)
-        return 1.0 if stalest <= tau_c else 1.0 / stalest
+    def factor(contributions: Sequence[Contribution]) -> float:
+        tau_max = max(c.staleness for c in contributions)
+        return 1.0 if tau_max <= tau_c else 1.0 / tau_max
 
-    return pace
+    return factor
 
 
-@recipe("fadas", "gather M updates, AMSGrad on the server, slower when late", "Wang et al. 2024")
+@recipe(
+    "fadas",
+    "buffer of M updates, AMSGrad on the server with a step reduced by staleness",
+    "Wang et al. 2024",
+)
 def fadas(
     size: Count = 5,
     server_lr: Positive = 0.01,
-    beta1: Memory = 0.9,
-    beta2: Memory = 0.99,
+    beta1: Retention = 0.9,
+    beta2: Retention = 0.99,
     eps: Positive = 1e-8,
     tau_c: CountOrOff = 1,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """A `tau_c` beyond all staleness is FADAS without the delay-adaptive step."""
-    optimiser = ServerOptimiser(amsgrad(beta1, beta2, eps), False, slower_when_late(tau_c))
+    """Options:
+
+    size: M, updates per commit.
+    server_lr: eta, the step of the server's optimiser; the first option to tune.
+    beta1: share of the first moment that is kept at every commit.
+    beta2: share of the second moment that is kept at every commit.
+    eps: added to the root of the second moment.
+    tau_c: staleness in commits beyond which the step is divided by the largest staleness; a very
+        large value switches this off.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
+    optimiser = ServerOptimiser(amsgrad(beta1, beta2, eps), False, delay_adaptive(tau_c))
     return Strategy(
         name="fadas",
         merge=Buffer(size, server_lr, optimiser),

@@ -1,6 +1,7 @@
 """Xie, Koyejo, Gupta, Asynchronous Federated Optimization, 2019 (FedAsync).
 
-Every update is mixed in as it arrives: w <- (1 - a) w + a w_i with a = alpha * s(tau).
+Every update is mixed in on arrival: w <- (1 - a) w + a w_i with a = alpha * s(tau), where w_i is
+the model of the device and s a decay of its staleness tau (section 5.2).
 """
 
 from typing import Literal
@@ -21,7 +22,7 @@ DecayName = Literal["constant", "polynomial", "hinge", "reciprocal"]
 
 
 def staleness_decay(name: DecayName, p: float, b: float) -> Decay:
-    """s(tau) by name, section 5.2 (`reciprocal` is PrivaAsyncFed's)."""
+    """The decay s(tau) of that name, section 5.2 ("reciprocal": PrivaAsyncFed, Eq. 16)."""
     match name:
         case "constant":
             return constant()
@@ -33,7 +34,9 @@ def staleness_decay(name: DecayName, p: float, b: float) -> Decay:
             return reciprocal(p, b)
 
 
-@recipe("fedasync", "mix every update in at once, less the staler it is", "Xie et al. 2019")
+@recipe(
+    "fedasync", "mix every update in on arrival, discounted by its staleness", "Xie et al. 2019"
+)
 def fedasync(
     alpha: Share = 0.6,
     decay: DecayName = "polynomial",
@@ -41,7 +44,15 @@ def fedasync(
     b: NotNegative = 4.0,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """`p`: exponent or slope, `b`: where the hinge bends; at most `concurrency` devices work."""
+    """Options:
+
+    alpha: mixing weight of an update of staleness 0, up to 1; lower it where the model oscillates.
+    decay: s(tau): "constant" 1, "polynomial" (1 + tau)^-p, "hinge" 1 / (p (tau - b) + 1) or
+        "reciprocal" 1 / (p (tau - b)) for tau > b; "constant" if stale updates must count in full.
+    p: exponent or slope of the decay.
+    b: staleness in commits up to which "hinge" and "reciprocal" do not discount.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
     return Strategy(
         name="fedasync",
         weigh=by_staleness(staleness_decay(decay, p, b), scale=alpha),

@@ -1,6 +1,7 @@
 """McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 
-A synchronous round: send the model to (a sample of) the devices, wait for all of them, average.
+Synchronous rounds: the model is sent to a sample of the devices; when all have answered,
+w <- w + server_lr * sum(n_i delta_i) / sum(n_i), with n_i the number of examples of device i.
 """
 
 from latecomer.core.strategy import Strategy
@@ -20,7 +21,16 @@ def fedavg(
     server_lr: Positive = 1.0,
     select: SelectName = "random",
 ) -> Strategy:
-    """`timeout` seconds after its start a round closes with whoever is back; 0 waits for all."""
+    """Options:
+
+    fraction: share of the present devices that a round selects.
+    timeout: seconds after which a round ends with the updates received; 0: no bound. Set it where
+        devices may be late.
+    min_devices: idle devices needed to begin a round.
+    server_lr: factor on the averaged delta.
+    select: which devices: "all" (only with `fraction` = 1), "random", "round-robin" in the order
+        of their numbers, or "oort" by loss and speed with the defaults of the strategy `oort`.
+    """
     chosen = selector(select, fraction)
     plain = Strategy(
         name="fedavg",

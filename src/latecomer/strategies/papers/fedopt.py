@@ -1,8 +1,10 @@
 """Reddi et al., Adaptive Federated Optimization, 2021 (Algorithm 2: FedAdagrad, FedYogi, FedAdam),
 and Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019 (FedAvgM).
 
-A synchronous round; the mean of its deltas is a pseudo-gradient, along which an optimiser on the
-server takes its step. Unlike Adam on one machine, Algorithm 2 corrects no bias.
+Synchronous rounds; the mean delta of a round is a pseudo-gradient for an optimiser on the server:
+m <- beta1 m + (1 - beta1) delta, v as FedAdagrad, FedYogi or FedAdam define it,
+w <- w + server_lr * m / (sqrt(v) + tau). Unlike Adam, Algorithm 2 has no bias correction. FedAvgM
+is w <- w + server_lr * u with u <- beta u + delta.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,41 +24,42 @@ from latecomer.strategies.parts.selecting import SelectName
 from latecomer.strategies.recipe import recipe
 
 Moments = tuple[Tensor, ...]
-Memory = Annotated[float, Interval(ge=0, lt=1)]  # what is left of a moment after a step
+Retention = Annotated[float, Interval(ge=0, lt=1)]  # share of a moment kept at every step
 PAPER = "Reddi et al. 2021"
 
 
-class Rule(NamedTuple):
-    """An optimiser as pure functions: how its moments begin, and one step from them."""
+class Optimiser(NamedTuple):
+    """An optimiser as pure functions: initial moments, and moments and direction after a step."""
 
     start: Callable[[Tensor], Moments]
     step: Callable[[Moments, Tensor], tuple[Moments, Tensor]]  # -> moments, direction
 
 
 class ServerOptimiser:
-    """Combine: head + step * pace * direction, by a rule that keeps moments for each lineage.
+    """Combine: head + step * factor * direction, with moments for each lineage.
 
-    `mean` divides by the sum of the weights, otherwise by the number of contributions. A
-    coordinate that nobody of them trained keeps its value and its moments. A fork goes on with its
-    parent's moments; those of an absorbed lineage are dropped.
+    The pseudo-gradient is the sum of the weighted deltas over the sum of the weights (`mean`) or
+    over their number. `factor` is computed from the contributions. A coordinate that none of them
+    covers keeps its value and its moments. A new lineage starts with its parent's moments; those of
+    an absorbed lineage are dropped.
     """
 
     def __init__(
         self,
-        rule: Rule,
+        optimiser: Optimiser,
         mean: bool,
-        pace: Callable[[Sequence[Contribution]], float] = lambda contributions: 1.0,
+        factor: Callable[[Sequence[Contribution]], float] = lambda contributions: 1.0,
     ) -> None:
-        self.rule, self.mean, self.pace = rule, mean, pace
+        self.optimiser, self.mean, self.factor = optimiser, mean, factor
         self._moments: dict[str, Moments] = {}
 
     def __call__(
         self, lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float
     ) -> Tensor:
         delta = moved(torch.zeros_like(head), contributions, self.mean, step=1.0)
-        old = self._moments.get(lineage) or self.rule.start(head)
-        new, direction = self.rule.step(old, delta)
-        result = torch.add(head, direction, alpha=step * self.pace(contributions))
+        old = self._moments.get(lineage) or self.optimiser.start(head)
+        new, direction = self.optimiser.step(old, delta)
+        result = torch.add(head, direction, alpha=step * self.factor(contributions))
         covered = trained_by(contributions, head)
         if covered is not None:
             new = tuple(torch.where(covered, n, o) for n, o in zip(new, old, strict=True))
@@ -66,7 +69,7 @@ class ServerOptimiser:
 
     def on_fork(self, parent: str, child: str) -> None:
         if parent in self._moments:
-            self._moments[child] = self._moments[parent]  # never written into, so never copied
+            self._moments[child] = self._moments[parent]  # never modified in place
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._moments.pop(gone, None)
@@ -78,18 +81,18 @@ class ServerOptimiser:
         self._moments = dict(state["moments"])
 
 
-def momentum(beta: float) -> Rule:
-    """v <- beta v + delta; the direction is v. FedAvgM."""
+def momentum(beta: float) -> Optimiser:
+    """u <- beta u + delta; the direction is u. FedAvgM."""
 
     def step(moments: Moments, delta: Tensor) -> tuple[Moments, Tensor]:
         velocity = torch.add(delta, moments[0], alpha=beta)
         return (velocity,), velocity
 
-    return Rule(lambda head: (torch.zeros_like(head),), step)
+    return Optimiser(lambda head: (torch.zeros_like(head),), step)
 
 
-def adaptive(beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor]) -> Rule:
-    """m / (sqrt(v) + tau), with `second` for how v follows the squared delta. Algorithm 2."""
+def adaptive(beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor]) -> Optimiser:
+    """The direction m / (sqrt(v) + tau), v <- second(v, delta^2). Algorithm 2."""
 
     def start(head: Tensor) -> Moments:
         return torch.zeros_like(head), torch.full_like(head, tau**2)  # v_-1 >= tau^2
@@ -99,92 +102,116 @@ def adaptive(beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor
         v = second(moments[1], delta * delta)
         return (m, v), m / (v.sqrt() + tau)
 
-    return Rule(start, step)
+    return Optimiser(start, step)
 
 
-def adagrad(beta1: float, tau: float) -> Rule:
+def adagrad(beta1: float, tau: float) -> Optimiser:
     """v <- v + delta^2."""
     return adaptive(beta1, tau, lambda v, square: v + square)
 
 
-def yogi(beta1: float, beta2: float, tau: float) -> Rule:
+def yogi(beta1: float, beta2: float, tau: float) -> Optimiser:
     """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
     return adaptive(beta1, tau, lambda v, square: v - (1 - beta2) * square * (v - square).sign())
 
 
-def adam(beta1: float, beta2: float, tau: float) -> Rule:
+def adam(beta1: float, beta2: float, tau: float) -> Optimiser:
     """v <- beta2 v + (1 - beta2) delta^2."""
     return adaptive(beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
 
 
 def rounds(
     name: str,
-    rule: Rule,
+    optimiser: Optimiser,
     server_lr: float,
     fraction: float,
     timeout: float,
     min_devices: int,
     select: SelectName,
 ) -> Strategy:
-    """FedAvg with an optimiser on the server."""
+    """`fedavg` with an optimiser on the server."""
     plain = fedavg(fraction, timeout, min_devices, select=select)
-    merge = Epochs(keep_late=False, step=server_lr, combine=ServerOptimiser(rule, mean=True))
+    merge = Epochs(keep_late=False, step=server_lr, combine=ServerOptimiser(optimiser, mean=True))
     return replace(plain, name=name, merge=merge)
 
 
 @recipe("fedavgm", "synchronous rounds, momentum on the server", "Hsu et al. 2019")
 def fedavgm(
-    beta: Memory = 0.9,
+    beta: Retention = 0.9,
     server_lr: Positive = 1.0,
     fraction: Share = 1.0,
     timeout: NotNegative = 0.0,
     min_devices: Count = 1,
     select: SelectName = "random",
 ) -> Strategy:
-    """Steady deltas move the model by server_lr / (1 - beta) times their size."""
+    """Options:
+
+    beta: share of the velocity kept in every round; constant deltas move the model by
+        server_lr / (1 - beta) times their size.
+    server_lr: factor on the velocity; lower it with a larger `beta`.
+    fraction, timeout, min_devices, select: as in `fedavg`.
+    """
     return rounds("fedavgm", momentum(beta), server_lr, fraction, timeout, min_devices, select)
 
 
 @recipe("fedadagrad", "synchronous rounds, Adagrad on the server", PAPER)
 def fedadagrad(
     server_lr: Positive = 0.1,
-    beta1: Memory = 0.0,
+    beta1: Retention = 0.0,
     tau: Positive = 1e-3,
     fraction: Share = 1.0,
     timeout: NotNegative = 0.0,
     min_devices: Count = 1,
     select: SelectName = "random",
 ) -> Strategy:
-    rule = adagrad(beta1, tau)
-    return rounds("fedadagrad", rule, server_lr, fraction, timeout, min_devices, select)
+    """Options:
+
+    server_lr: step of the server's optimiser; the first option to tune.
+    beta1: share of the first moment kept in every round.
+    tau: added to the root of the second moment; larger values make the steps less adaptive.
+    fraction, timeout, min_devices, select: as in `fedavg`.
+    """
+    optimiser = adagrad(beta1, tau)
+    return rounds("fedadagrad", optimiser, server_lr, fraction, timeout, min_devices, select)
 
 
 @recipe("fedyogi", "synchronous rounds, Yogi on the server", PAPER)
 def fedyogi(
     server_lr: Positive = 0.1,
-    beta1: Memory = 0.9,
-    beta2: Memory = 0.99,
+    beta1: Retention = 0.9,
+    beta2: Retention = 0.99,
     tau: Positive = 1e-3,
     fraction: Share = 1.0,
     timeout: NotNegative = 0.0,
     min_devices: Count = 1,
     select: SelectName = "random",
 ) -> Strategy:
-    rule = yogi(beta1, beta2, tau)
-    return rounds("fedyogi", rule, server_lr, fraction, timeout, min_devices, select)
+    """Options:
+
+    beta2: share of the second moment kept in every round.
+    server_lr, beta1, tau: as in `fedadagrad`.
+    fraction, timeout, min_devices, select: as in `fedavg`.
+    """
+    optimiser = yogi(beta1, beta2, tau)
+    return rounds("fedyogi", optimiser, server_lr, fraction, timeout, min_devices, select)
 
 
 @recipe("fedadam", "synchronous rounds, Adam on the server", PAPER)
 def fedadam(
     server_lr: Positive = 0.1,
-    beta1: Memory = 0.9,
-    beta2: Memory = 0.99,
+    beta1: Retention = 0.9,
+    beta2: Retention = 0.99,
     tau: Positive = 1e-3,
     fraction: Share = 1.0,
     timeout: NotNegative = 0.0,
     min_devices: Count = 1,
     select: SelectName = "random",
 ) -> Strategy:
-    """`tau` says how little a coordinate may have moved before it is no longer magnified."""
-    rule = adam(beta1, beta2, tau)
-    return rounds("fedadam", rule, server_lr, fraction, timeout, min_devices, select)
+    """Options:
+
+    beta2: share of the second moment kept in every round.
+    server_lr, beta1, tau: as in `fedadagrad`.
+    fraction, timeout, min_devices, select: as in `fedavg`.
+    """
+    optimiser = adam(beta1, beta2, tau)
+    return rounds("fedadam", optimiser, server_lr, fraction, timeout, min_devices, select)

@@ -1,6 +1,7 @@
 """Li et al., Federated Optimization in Heterogeneous Networks, 2020 (FedProx).
 
-FedAvg whose devices are held near the model they were sent by mu/2 * ||w - w_base||^2 (Eq. 2).
+FedAvg with the proximal term mu/2 * ||w - w_base||^2 in the local objective (Eq. 2); w_base is the
+model the device was sent.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from latecomer.strategies.parts.selecting import SelectName
 from latecomer.strategies.recipe import recipe
 
 
-@recipe("fedprox", "fedavg with a proximal term on the device", "Li et al. 2020")
+@recipe("fedprox", "FedAvg with a proximal term on devices", "Li et al. 2020")
 def fedprox(
     mu: NotNegative = 0.01,
     fraction: Share = 1.0,
@@ -21,6 +22,11 @@ def fedprox(
     server_lr: Positive = 1.0,
     select: SelectName = "random",
 ) -> Strategy:
+    """Options:
+
+    mu: strength of the proximal term; raise it where devices drift apart. Replaces `training.prox`.
+    fraction, timeout, min_devices, server_lr, select: as in `fedavg`.
+    """
     plain = fedavg(fraction, timeout, min_devices, server_lr, select)
     prepare = plain.prepare
     return replace(plain, name="fedprox", prepare=lambda spec: replace(prepare(spec), prox=mu))

@@ -1,7 +1,8 @@
 """Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, 2017 (DC-ASGD).
 
-As FedDC compares with it: a late delta is brought to today's model by the first term of its Taylor
-expansion, with the Hessian taken as diagonal and proportional to the squared gradient.
+As FedDC compares with it (Eq. 1 and 2): a late delta is corrected for the movement of the model
+since its base by a first-order Taylor expansion, delta - lam * delta * delta * (w_now - w_old)
+elementwise, with the Hessian approximated by the squared gradient on the diagonal.
 """
 
 from torch import Tensor
@@ -16,16 +17,16 @@ from latecomer.strategies.recipe import recipe
 
 
 def taylor(delta: Tensor, drift: Tensor, lam: float) -> Tensor:
-    """delta - lam * delta * delta * drift: the delta as if the model had moved by `drift` before.
+    """delta - lam * delta * delta * drift, elementwise, where `drift` is the model's movement.
 
-    The correction of a coordinate is at most as large as its delta. The expansion is for small
-    corrections; without the bound, larger ones feed on each other until the model overflows.
+    The correction of a coordinate is at most as large as its delta: without this bound large
+    corrections cause larger ones until the model overflows.
     """
     return delta * (1 - lam * drift * delta).clamp(0, 2)  # FedDC, Eq. 1 and 2
 
 
-def to_the_head(lam: float) -> Compensate:
-    """Compensate: a late delta is expanded from the model it was trained on to the head."""
+def first_order_compensation(lam: float) -> Compensate:
+    """Compensate: a late delta is expanded from its base to the head."""
 
     def compensate(contribution: Contribution, view: ServerView) -> Contribution:
         if not contribution.staleness:
@@ -48,11 +49,13 @@ def first_order(
     min_devices: Count = 1,
     server_lr: Positive = 1.0,
 ) -> Strategy:
-    """`lam` is the paper's lambda over learning rate and local steps: it acts on deltas.
+    """Options:
 
-    4 is what the authors of FedDC use in their code.
+    lam: strength of the correction, the paper's lambda divided by learning rate and local steps,
+        because it acts on deltas; 0: none. 4 is the value in the code of FedDC's authors.
+    quorum, min_devices, server_lr: as in `semi-async`.
     """
-    compensate = to_the_head(lam)
+    compensate = first_order_compensation(lam)
     return quorum_epochs(
         "first-order", by_examples(), quorum, min_devices, server_lr, compensate=compensate
     )

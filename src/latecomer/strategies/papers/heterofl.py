@@ -1,8 +1,9 @@
 """Diao, Ding, Tarokh, HeteroFL: Computation and Communication Efficient FL, 2021.
 
-Synchronous rounds in which every device trains the prefix channels it can carry; each coordinate
-becomes the plain mean of those who trained it (section 3.2). Static batch normalisation has no
-place here, where networks use GroupNorm; the scaler and the masked loss are left out.
+Synchronous rounds in which every device trains a sub-model of the first channels of each layer.
+Each coordinate becomes the unweighted mean over the devices that trained it (section 3.2). Static
+batch normalisation does not apply, because networks use GroupNorm; the scaler and the masked loss
+are left out.
 """
 
 from dataclasses import replace
@@ -15,11 +16,14 @@ from latecomer.strategies.recipe import recipe
 
 @recipe(
     "heterofl",
-    "synchronous rounds of sub-models, each coordinate averaged by those who trained it",
+    "synchronous rounds of sub-models, each coordinate averaged over those that cover it",
     "Diao et al. 2021",
     widths=True,
 )
 def heterofl(fraction: Share = 1.0, timeout: NotNegative = 0.0, min_devices: Count = 1) -> Strategy:
-    """Options as those of `fedavg`. Every device counts alike, as in the paper."""
+    """Options (widths are set in `[submodels]`; every device has the same weight, as in the paper):
+
+    fraction, timeout, min_devices: as in `fedavg`.
+    """
     plain = fedavg(fraction=fraction, timeout=timeout, min_devices=min_devices)
     return replace(plain, name="heterofl", weigh=full_weight)

@@ -1,7 +1,8 @@
 """Ghosh, Chung, Yin, Ramchandran, An Efficient Framework for Clustered Federated Learning, 2020.
 
-Every device gets all k models, takes the one with the least loss on its own data and trains it;
-each model becomes the average of those who took it (IFCA, Algorithm 1 with model averaging).
+Synchronous rounds with k cluster models: every device is sent all k models and trains the one with
+the least loss on its data; each model becomes the average of the devices that trained it (IFCA,
+Algorithm 1 with model averaging).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,17 +21,17 @@ from latecomer.strategies.recipe import recipe
 
 
 @runtime_checkable
-class Initialises(Protocol):
-    """A network that can be begun anew from a seed."""
+class InitialisableNetwork(Protocol):
+    """A network whose parameters can be initialised from a seed."""
 
     def init(self, seed: int) -> Tensor: ...
 
 
-class Hypotheses(Rounds):
-    """Merge: `count` models side by side, the further ones begun from starts of their own."""
+class ClusterModels(Rounds):
+    """Merge: `count` models, each initialised from its own seed, averaged every round."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(averages)
+        super().__init__(cluster_averages)
         self.names = (MAIN, *(f"cluster-{number}" for number in range(1, count)))
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
@@ -41,7 +42,7 @@ class Hypotheses(Rounds):
 
     def _start(self, name: str, view: ServerView) -> Tensor:
         network, number = view.network(None), self.names.index(name)
-        if isinstance(network, Initialises):
+        if isinstance(network, InitialisableNetwork):
             return network.init(view.seed + number)
         head = view.store.head_params()
         stream = torch.Generator().manual_seed(view.seed + number)
@@ -51,21 +52,26 @@ class Hypotheses(Rounds):
         return Assignment(device, self.names[0], offers=self.names[1:])
 
 
-def averages(contributions: Sequence[Contribution], view: ServerView) -> Iterable[Commit]:
-    """One new head for each model that somebody took: theta_j, line 10."""
+def cluster_averages(contributions: Sequence[Contribution], view: ServerView) -> Iterable[Commit]:
+    """The new head of each model that at least one device trained: theta_j, line 10."""
     for lineage in view.store.lineages:
-        took = [c for c in contributions if c.lineage == lineage]
-        if took:
+        members = [c for c in contributions if c.lineage == lineage]
+        if members:
             head = view.store.head_params(lineage)
-            yield Commit(lineage, moved(head, took, mean=True, step=1.0), len(took))
+            yield Commit(lineage, moved(head, members, mean=True, step=1.0), len(members))
 
 
 @recipe(
-    "ifca", "k models in rounds, each device trains the one that fits it best", "Ghosh et al. 2020"
+    "ifca",
+    "synchronous rounds with k models, each device trains the one with the least loss",
+    "Ghosh et al. 2020",
 )
 def ifca(clusters: Count = 2) -> Strategy:
-    """`clusters` is k; a device downloads all of them for every task."""
-    models = Hypotheses(clusters)
+    """Options:
+
+    clusters: k, the number of models; a device downloads all of them for every task.
+    """
+    models = ClusterModels(clusters)
     return Strategy(
         name="ifca",
         weigh=by_examples(),

@@ -1,8 +1,10 @@
 """Lu et al., Privacy-Preserving Asynchronous Federated Learning Mechanism for Edge Network
 Computing, 2020 (PAFLM).
 
-A device that has little new to say stays silent (`device.memory.if_new`). What is sent moves the
-model at once, by its staleness and its device's share of all examples.
+A device does not upload a delta that differs little from its last upload
+(`device.memory.if_new`). Every uploaded delta is added on arrival,
+w <- w + server_lr * s(tau, M) * (n_i / N) delta_i, with s(tau, M) = min(1, alpha^(tau / M - 1))
+for M devices.
 """
 
 from dataclasses import replace
@@ -16,13 +18,13 @@ from latecomer.strategies.recipe import recipe
 
 
 def freshness(alpha: float, staleness: int, devices: int) -> float:
-    """min(1, alpha^(tau / M - 1)): full weight up to one turn of the fleet. Parameter weight."""
+    """s(tau, M) = min(1, alpha^(tau / M - 1)): 1 for updates up to a fleet pass old."""
     return float(min(1.0, alpha ** (staleness / devices - 1.0)))
 
 
 @recipe(
     "paflm",
-    "devices with little new to say stay silent; add updates by freshness and share of examples",
+    "devices skip uploads with little change; updates added by staleness and share of examples",
     "Lu et al. 2020 (PAFLM)",
 )
 def paflm(
@@ -32,7 +34,16 @@ def paflm(
     server_lr: Positive = 1.0,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """`threshold` is the paper's 1 / beta; 0 sends everything. Silent deltas `accumulate`."""
+    """Options:
+
+    threshold: the paper's 1 / beta; an upload is skipped while the squared change of the delta is
+        at most this times the squared movement of the model; 0: every delta is uploaded.
+    accumulate: add skipped deltas to the next one; without, they are lost.
+    alpha: factor on the weight per fleet pass of staleness beyond the first; 1: no discount. Raise
+        it where late devices must count.
+    server_lr: factor on the share of examples.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
 
     def prepare(spec: TrainSpec) -> TrainSpec:
         return replace(spec, lazy=threshold, accumulate_residual=accumulate and threshold > 0)

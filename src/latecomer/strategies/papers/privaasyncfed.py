@@ -1,8 +1,8 @@
 """Cheng, Xue, Zhu, Privacy-Preserving Asynchronous FL for Heterogeneous IoT Devices.
 
-Every update is mixed in as it arrives, on the coordinates that its device carries (Eqs. 12-14),
-with alpha = beta * S(tau) (Eqs. 15, 16). Who carries how much is the config's `submodels`, the
-noise on the devices its `privacy`.
+Every update is mixed in on arrival, on the coordinates of its device's sub-model (Eqs. 12-14):
+w <- (1 - a) w + a w_i with a = beta * S(tau) (Eqs. 15, 16). The widths of the sub-models are set in
+`[submodels]`, the noise that devices add in `[privacy]`.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from latecomer.strategies.recipe import recipe
 
 @recipe(
     "privaasyncfed",
-    "sub-models that fit the device, mixed as they come, with local privacy",
+    "sub-models by device, mixed in on arrival, with local differential privacy",
     "PrivaAsyncFed",
     widths=True,
     private=True,
@@ -23,14 +23,20 @@ from latecomer.strategies.recipe import recipe
 def privaasyncfed(
     beta: Share = 0.6, a: NotNegative = 0.5, b: NotNegative = 4.0, concurrency: CountOrOff = 0
 ) -> Strategy:
-    """`a`: how fast the weight falls past a staleness of `b` (Eq. 16, never above 1)."""
+    """Options:
+
+    beta: mixing weight of an update of staleness 0, up to 1.
+    a: slope of the decay, S(tau) = min(1, 1 / (a (tau - b))) for tau > b (Eq. 16, bounded by 1).
+    b: staleness in commits up to which S(tau) = 1.
+    concurrency: largest number of devices that work at a time; 0: all.
+    """
     plain = fedasync(alpha=beta, decay="reciprocal", p=a, b=b, concurrency=concurrency)
     return replace(plain, name="privaasyncfed")
 
 
 @recipe(
     "dp-fedasync",
-    "FedAsync on the whole model with the same local privacy",
+    "FedAsync on the whole model with local differential privacy",
     "Xie et al. 2019, PrivaAsyncFed's baseline",
     private=True,
 )
@@ -41,5 +47,8 @@ def dp_fedasync(
     b: NotNegative = 4.0,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """Options as those of `fedasync`."""
+    """Options:
+
+    alpha, decay, p, b, concurrency: as in `fedasync`.
+    """
     return replace(fedasync(alpha, decay, p, b, concurrency), name="dp-fedasync")

@@ -1,16 +1,17 @@
-"""Reference points without federation: every device alone, and all data in one place."""
+"""Reference points without federation: local training only, and central training on all data."""
 
 from latecomer.core.strategy import Mix, Strategy
 from latecomer.strategies.parts.dispatching import OneLineageEach
 from latecomer.strategies.recipe import recipe
 
 
-@recipe("standalone", "every device trains for itself, nothing is shared", "reference")
+@recipe("standalone", "every device trains its own model, nothing is shared", "reference")
 def standalone() -> Strategy:
+    """Every device has its own lineage, whose head its updates replace. No options."""
     return Strategy(name="standalone", merge=Mix(), dispatch=OneLineageEach())
 
 
-@recipe("centralised", "one machine holds everybody's data", "reference", pooled=True)
+@recipe("centralised", "central training on the data of all devices", "reference", pooled=True)
 def centralised() -> Strategy:
-    """The runner gives all training data to one device; each of its updates replaces the model."""
+    """One device has all training data, and its updates replace the head. No options."""
     return Strategy(name="centralised", merge=Mix(), has_epochs=True)

@@ -1,12 +1,12 @@
-"""Merging that a few broken or hostile devices cannot drag away.
+"""Byzantine-robust aggregation rules, for a buffer and for quorum epochs.
 
 Coordinate-wise median and trimmed mean: Yin et al., Byzantine-Robust Distributed Learning: Towards
 Optimal Statistical Rates, 2018 (Definitions 1 and 2). Krum and multi-Krum: Blanchard et al.,
-Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017 (section 4). Clipping:
-Sun et al., Can You Really Backdoor Federated Learning?, 2019.
+Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017 (section 4). Norm
+clipping: Sun et al., Can You Really Backdoor Federated Learning?, 2019.
 
-Only what the server knows by itself has a say: a weight for staleness is a factor on the delta,
-and the number of examples, which a device could invent, counts nowhere.
+w <- w + server_lr * rule(weight_i * delta_i). The weights depend on staleness, which the server
+measures; the number of examples, which a device could forge, is not used.
 """
 
 import math
@@ -36,9 +36,9 @@ PAPERS = "Yin et al. 2018; Blanchard et al. 2017; Sun et al. 2019"
 
 
 class Votes(NamedTuple):
-    """One row of the whole model for each voter; 0 where it is not `present`.
+    """One row of weighted deltas for each vote, 0 where the vote does not cover a coordinate.
 
-    `present` has one column for all coordinates if nobody carries a sub-model.
+    `present` is the mask of covered coordinates; it has one column if no vote is of a sub-model.
     """
 
     values: Tensor
@@ -49,20 +49,22 @@ class Votes(NamedTuple):
         return self.present.sum(0)
 
 
-Rule = Callable[[Votes], tuple[Tensor, Tensor]]  # -> the delta, and where it is one
+AggregationRule = Callable[[Votes], tuple[Tensor, Tensor]]  # -> delta, mask of where it holds
 
 
 def votes_of(contributions: Sequence[Contribution], head: Tensor, per_device: bool) -> Votes:
-    """A row for each device, the mean of what it sent, or one for each contribution."""
+    """A row for each device, the mean of its contributions, or one for each contribution."""
     voters: dict[int, list[Contribution]] = {}
     for number, c in enumerate(contributions):
         voters.setdefault(c.task.device if per_device else number, []).append(c)
     if all(c.task.submodel is None for c in contributions):
-        rows = [torch.stack([c.weight * c.delta for c in own]).mean(0) for own in voters.values()]
+        rows = [
+            torch.stack([c.weight * c.delta for c in group]).mean(0) for group in voters.values()
+        ]
         return Votes(torch.stack(rows), torch.ones(len(rows), 1, dtype=torch.bool))
     values, counts = head.new_zeros(2, len(voters), head.numel())
-    for row, own in enumerate(voters.values()):
-        for c in own:
+    for row, group in enumerate(voters.values()):
+        for c in group:
             index = covered(c.task.submodel)
             values[row, index] += c.weight * c.delta
             counts[row, index] += 1
@@ -70,24 +72,24 @@ def votes_of(contributions: Sequence[Contribution], head: Tensor, per_device: bo
 
 
 def mean(votes: Votes) -> tuple[Tensor, Tensor]:
-    """The mean of those present."""
+    """The mean over the votes that cover a coordinate."""
     return votes.values.sum(0) / votes.counts.clamp(min=1), votes.counts > 0
 
 
 def median(votes: Votes) -> tuple[Tensor, Tensor]:
-    """The middle one, or the mean of the two in the middle. Yin et al., Definition 1."""
+    """The median of each coordinate. Yin et al., Definition 1."""
     ordered, counts = _ordered(votes), votes.counts.expand(votes.values.shape[1])
     low = ordered.gather(0, ((counts - 1).clamp(min=0) // 2)[None])
     high = ordered.gather(0, (counts // 2).clamp(max=len(ordered) - 1)[None])
     return ((low + high) / 2)[0], votes.counts > 0
 
 
-def trimmed_mean(trim: float) -> Rule:
-    """The mean without the largest and the smallest share `trim`. Yin et al., Definition 2."""
+def trimmed_mean(trim: float) -> AggregationRule:
+    """The mean of each coordinate without the `trim` largest and smallest. Yin et al., Def. 2."""
 
     def rule(votes: Votes) -> tuple[Tensor, Tensor]:
         ordered, counts = _ordered(votes), votes.counts
-        # 0.29 * 100 is a hair below 29 in floating point, and must count as 29.
+        # 0.29 * 100 is slightly below 29 in floating point; the result must be 29.
         cut = (trim * counts + 1e-9).floor()
         place = torch.arange(len(ordered))[:, None]
         kept = torch.where((place >= cut) & (place < counts - cut), ordered, 0.0)
@@ -96,25 +98,26 @@ def trimmed_mean(trim: float) -> Rule:
     return rule
 
 
-def krum(byzantine: int, keep: int = 1) -> Rule:
-    """The mean of the `keep` voters that are nearest to their n - f - 2 nearest ones (0: so many).
+def krum(byzantine: int, selected: int = 1) -> AggregationRule:
+    """The mean of the `selected` votes with the least sum of distances to their n - f - 2 nearest.
 
-    With f = `byzantine` it takes n >= 2f + 3 voters to be safe; with fewer, at least one neighbour
-    counts. Distances are mean squares over the coordinates that both have trained, so that a
-    narrow sub-model is not near to all for its size; without any in common they are infinite.
+    `selected` = 0 is multi-Krum with n - f - 2. f = `byzantine` votes are tolerated if n >= 2f + 3;
+    with fewer, at least one neighbour counts. Distances are mean squares over the coordinates that
+    both votes cover, so that they do not depend on the width of a sub-model; without a common
+    coordinate they are infinite.
     """
 
     def rule(votes: Votes) -> tuple[Tensor, Tensor]:
         nearest = max(1, len(votes.values) - byzantine - 2)
         others = distances(votes).sort(dim=1).values[:, 1 : nearest + 1]  # the first is itself
-        best = others.sum(1).argsort(stable=True)[: keep or nearest]  # the score, section 4
+        best = others.sum(1).argsort(stable=True)[: selected or nearest]  # the score, section 4
         return mean(Votes(votes.values[best], votes.present[best]))
 
     return rule
 
 
 def distances(votes: Votes) -> Tensor:
-    """Mean squared distances of all pairs, on what both have trained; 0 to oneself."""
+    """Mean squared distances of all pairs of votes, over the coordinates that both cover."""
     count = len(votes.values)
     found = torch.zeros(count, count, dtype=torch.float64)
     for i in range(count):
@@ -126,12 +129,12 @@ def distances(votes: Votes) -> Tensor:
     return found
 
 
-def clip(bound: float) -> Rule:
-    """The mean of deltas that are at most `bound` long (0: as long as the median one)."""
+def clip(bound: float) -> AggregationRule:
+    """The mean of deltas clipped to the L2 norm `bound` (0: to their median norm)."""
 
     def rule(votes: Votes) -> tuple[Tensor, Tensor]:
         norms = torch.linalg.vector_norm(votes.values, dim=1, keepdim=True)
-        limit = bound or norms.median()  # of an even number, the lower one
+        limit = bound or norms.median()  # the lower one of an even number
         factor = torch.where(norms > limit, limit / norms, 1.0)  # Sun et al., 1 / max(1, norm / M)
         return mean(Votes(votes.values * factor, votes.present))
 
@@ -139,27 +142,27 @@ def clip(bound: float) -> Rule:
 
 
 def _ordered(votes: Votes) -> Tensor:
-    """Each coordinate sorted, those who are not present at the end."""
+    """Each coordinate sorted, votes that do not cover it at the end."""
     return votes.values.masked_fill(~votes.present, math.inf).sort(dim=0).values
 
 
-def robust(rule: Rule, per_device: bool = True) -> Combine:
-    """Combine: head + step * what the rule makes of the weighted deltas.
+def robust(rule: AggregationRule, per_device: bool = True) -> Combine:
+    """Combine: head + step * rule(weighted deltas), on the coordinates that the rule returns.
 
-    A coordinate moves if somebody whom the rule listens to trained it. Weights are factors on the
-    deltas: they must not be numbers of examples.
+    Weights are factors on the deltas: they must not be numbers of examples.
     """
 
     def combine(
         lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float
     ) -> Tensor:
-        delta, heard = rule(votes_of(contributions, head, per_device))
-        return torch.where(heard, torch.add(head, delta, alpha=step), head)
+        delta, covered_by_rule = rule(votes_of(contributions, head, per_device))
+        return torch.where(covered_by_rule, torch.add(head, delta, alpha=step), head)
 
     return combine
 
 
-def named_rule(name: RuleName, byzantine: int, trim: float, bound: float) -> Rule:
+def named_rule(name: RuleName, byzantine: int, trim: float, bound: float) -> AggregationRule:
+    """The rule of that name."""
     match name:
         case "median":
             return median
@@ -168,16 +171,16 @@ def named_rule(name: RuleName, byzantine: int, trim: float, bound: float) -> Rul
         case "clip":
             return clip(bound)
         case _:
-            return krum(byzantine, keep=1 if name == "krum" else 0)
+            return krum(byzantine, selected=1 if name == "krum" else 0)
 
 
-@recipe("robust-fedbuff", "gather K updates, merge them so that outliers do not count", PAPERS)
+@recipe("robust-fedbuff", "buffer of K updates, merged by a Byzantine-robust rule", PAPERS)
 def robust_fedbuff(
     rule: RuleName = "median",
     byzantine: CountOrOff = 1,
     trim: Trim = 0.2,
     bound: NotNegative = 0.0,
-    voices: Literal["devices", "updates"] = "devices",
+    votes_per: Literal["device", "update"] = "device",
     size: Count = 10,
     server_lr: Positive = 1.0,
     decay: DecayName = "polynomial",
@@ -185,20 +188,27 @@ def robust_fedbuff(
     b: NotNegative = 4.0,
     concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """`byzantine` for krum and multi-krum, `trim` for trimmed-mean, `bound` for clip.
+    """Options:
 
-    A fast device could fill a buffer alone; so several updates of one are one voice.
+    rule: "median", "trimmed-mean", "krum", "multi-krum" or "clip"; "clip" where devices hold
+        different classes, because the others take rare classes for outliers.
+    byzantine: number of hostile devices that "krum" and "multi-krum" tolerate.
+    trim: share that "trimmed-mean" removes on each side, below 0.5.
+    bound: L2 norm to which "clip" clips a delta; 0: the median norm of the buffer.
+    votes_per: "device" averages several updates of a device to one vote, so that a fast device
+        cannot fill a buffer; "update" counts each.
+    size, server_lr, decay, p, b, concurrency: as in `fedbuff`.
     """
     if "krum" in rule and size < 2 * byzantine + 3:
         raise BadInput(f"size: {size}: must be at least 2 byzantine + 3 = {2 * byzantine + 3}")
     if rule == "trimmed-mean" and trim and trim * size + 1e-9 < 1:
         raise BadInput(f"trim: {trim}: must be 0, or at least 1 / size = {1 / size:g}")
-    combine = robust(named_rule(rule, byzantine, trim, bound), per_device=voices == "devices")
+    combine = robust(named_rule(rule, byzantine, trim, bound), per_device=votes_per == "device")
     plain = fedbuff(size, server_lr, decay, p, b, concurrency)
     return replace(plain, name="robust-fedbuff", merge=Buffer(size, server_lr, combine))
 
 
-@recipe("robust-quorum", "quorum epochs, merged so that outliers do not count", PAPERS)
+@recipe("robust-quorum", "quorum epochs, merged by a Byzantine-robust rule", PAPERS)
 def robust_quorum(
     rule: RuleName = "median",
     byzantine: CountOrOff = 1,
@@ -210,7 +220,11 @@ def robust_quorum(
     select: SelectName = "random",
     fraction: Share = 1.0,
 ) -> Strategy:
-    """All devices count alike, whatever number of examples they claim to have."""
+    """Options (every device has the same weight):
+
+    rule, byzantine, trim, bound: as in `robust-fedbuff`.
+    quorum, min_devices, server_lr, select, fraction: as in `semi-async`.
+    """
     plain = semi_async(quorum, min_devices, select=select, fraction=fraction)
     combine = robust(named_rule(rule, byzantine, trim, bound))
     merge = Epochs(quorum, step=server_lr, combine=combine)

@@ -1,8 +1,9 @@
 """Wang and Gao, When Device Delays Meet Data Heterogeneity in Federated AIoT Applications, 2025.
 
-The setting of FedDC's comparison: an epoch ends when 70% of the devices are back (section 7).
-"Unweighted" adds late updates as they come; "Weighted" discounts them by a sigmoid (section 8.1).
-"Unstale", the same without any delay, is what a perfect compensation would reach (Intertwined).
+The setting of FedDC's comparison: an epoch ends when 70% of the devices sent its model are back
+(section 7), w <- w + server_lr * sum(a_i delta_i) / sum(a_i). "Unweighted" averages late updates
+into the epoch of their arrival with a_i = n_i; "Weighted" has a_i = n_i / (1 + exp(a (tau - b)))
+(section 8.1). "Unstale" is the same without any delay: the bound of any compensation (Intertwined).
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from latecomer.strategies.parts.merging import Epochs, Surrogates
 from latecomer.strategies.parts.selecting import (
     Select,
     SelectName,
-    everyone,
+    all_idle,
     selector,
     with_reported_loss,
 )
@@ -29,10 +30,10 @@ def quorum_epochs(
     min_devices: int,
     step: float,
     compensate: Compensate = no_compensation,
-    select: Select = everyone,
+    select: Select = all_idle,
     surrogates: Surrogates | None = None,
 ) -> Strategy:
-    """Semi-asynchronous epochs with a given weight for each update."""
+    """Semi-asynchronous epochs with these parts; `step` is the server learning rate."""
     plain = Strategy(
         name=name,
         compensate=compensate,
@@ -46,7 +47,7 @@ def quorum_epochs(
 
 @recipe(
     "semi-async",
-    "quorum epochs, late updates added in full when they come (the papers' Unweighted)",
+    "quorum epochs, late updates averaged in full on arrival (the papers' Unweighted)",
     "Wang and Gao 2025 (FedDC)",
 )
 def semi_async(
@@ -56,6 +57,15 @@ def semi_async(
     select: SelectName = "random",
     fraction: Share = 1.0,
 ) -> Strategy:
+    """Options:
+
+    quorum: share of the devices sent a model whose updates end its epoch; lower it where many
+        uploads are in flight.
+    min_devices: idle devices needed to begin an epoch.
+    server_lr: factor on the averaged delta.
+    select: which devices begin an epoch, as in `fedavg`.
+    fraction: share of the present devices that begin an epoch.
+    """
     chosen = selector(select, fraction)
     return quorum_epochs("semi-async", by_examples(), quorum, min_devices, server_lr, select=chosen)
 
@@ -74,14 +84,19 @@ def weighted(
     select: SelectName = "random",
     fraction: Share = 1.0,
 ) -> Strategy:
-    """Weight 1 / (1 + exp(a (tau - b)))."""
+    """Options:
+
+    a: steepness of the sigmoid 1 / (1 + exp(a (tau - b))).
+    b: staleness in epochs at which it is 1/2; raise it where late updates must count.
+    quorum, min_devices, server_lr, select, fraction: as in `semi-async`.
+    """
     weigh, chosen = by_examples(sigmoid(a, b)), selector(select, fraction)
     return quorum_epochs("weighted", weigh, quorum, min_devices, server_lr, select=chosen)
 
 
 @recipe(
     "unstale",
-    "semi-async as if nobody of fleet.late were late: what compensation could reach at best",
+    "semi-async without the delay of fleet.late: the bound of any compensation",
     "Wang and Gao (Intertwined)",
     punctual=True,
 )
@@ -92,6 +107,9 @@ def unstale(
     select: SelectName = "random",
     fraction: Share = 1.0,
 ) -> Strategy:
-    """The runner leaves the delay out; by itself it is `semi-async`."""
+    """Options (the runner leaves out the delay; otherwise this is `semi-async`):
+
+    quorum, min_devices, server_lr, select, fraction: as in `semi-async`.
+    """
     plain = semi_async(quorum, min_devices, server_lr, select, fraction)
     return replace(plain, name="unstale")

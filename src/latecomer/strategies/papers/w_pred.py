@@ -1,8 +1,8 @@
 """Hakimi et al., Taming Momentum in a Distributed Asynchronous Environment, 2019 (DANA).
 
-As FedDC compares with it (W-Pred, section 8): the delay tau is known beforehand. When a task is
-sent, the model of tau commits later is predicted from the recent movement of the global model, and
-the delta is brought to that prediction by the first-order expansion of DC-ASGD.
+As FedDC compares with it (W-Pred, section 8): the delay tau is known beforehand. The model tau
+commits after a task was sent is predicted as w_pred = w_old + tau * (recent movement per commit),
+and the late delta is corrected for w_pred - w_old by the first-order expansion of DC-ASGD.
 """
 
 from collections import deque
@@ -17,16 +17,16 @@ from latecomer.core.submodel import take
 from latecomer.strategies.options import Count, NotNegative, Positive, Share
 from latecomer.strategies.papers.first_order import taylor
 from latecomer.strategies.papers.semi_async import quorum_epochs
-from latecomer.strategies.parts.selecting import everyone
+from latecomer.strategies.parts.selecting import all_idle
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
 
-class ToThePrediction:
+class PredictedModelCompensation:
     """Compensate: a late delta is expanded to w_pred = w_old + tau * movement per commit.
 
-    The movement is that of the main lineage over the last `window` commits before the task was
-    sent. It is kept as one vector for each version that an open task was sent.
+    The movement is the mean over the last `window` commits of the main lineage before the task was
+    sent; one vector is kept for each version with an open task.
     """
 
     def __init__(self, lam: float, window: int) -> None:
@@ -34,8 +34,8 @@ class ToThePrediction:
         self._recent: deque[tuple[int, Tensor]] = deque(maxlen=window + 1)
         self._movement: dict[int, Tensor] = {}
 
-    def everyone(self, view: ServerView) -> list[int]:
-        """Select: all who wait; the movement of the model they are about to get is kept."""
+    def select(self, view: ServerView) -> list[int]:
+        """Select: every idle device; keeps the movement of the model that they are sent."""
         store = view.store
         head = store.head()
         if not self._recent or self._recent[-1][0] != head:
@@ -44,13 +44,13 @@ class ToThePrediction:
         before, params = self._recent[0]
         if head > before:
             self._movement[head] = (store.head_params() - params) / (head - before)
-        return everyone(view)
+        return all_idle(view)
 
     def __call__(self, contribution: Contribution, view: ServerView) -> Contribution:
         task, tau = contribution.task, contribution.staleness
         movement = self._movement.get(task.version)
         if not tau or movement is None:
-            return contribution  # on time, or sent before the model had ever moved
+            return contribution  # on time, or sent before the first commit
         drift = tau * take(movement, task.submodel)  # w_pred - w_old
         head = take(view.store.head_params(contribution.lineage), task.submodel)
         return contribution.rebase(head, taylor(contribution.delta, drift, self.lam))
@@ -75,8 +75,13 @@ def w_pred(
     min_devices: Count = 1,
     server_lr: Positive = 1.0,
 ) -> Strategy:
-    """`window` commits make the movement that is prolonged; `lam` as in `first-order`."""
-    predict = ToThePrediction(lam, window)
+    """Options:
+
+    lam: strength of the correction, as in `first-order`.
+    window: commits over which the movement of the model is averaged; more are steadier and older.
+    quorum, min_devices, server_lr: as in `semi-async`.
+    """
+    predict = PredictedModelCompensation(lam, window)
     return quorum_epochs(
-        "w-pred", by_examples(), quorum, min_devices, server_lr, predict, predict.everyone
+        "w-pred", by_examples(), quorum, min_devices, server_lr, predict, predict.select
     )

@@ -1,8 +1,9 @@
-"""Whether a broadcast pays now, learned from how models have changed.
+"""A recurrent network that predicts whether a broadcast of a cluster's model pays now.
 
-Li et al. 2024 (EchoPFL), section 5.2.1: a recurrent network of two hidden layers of 128 reads the
-last changes of a cluster's model, as L1 distances. It is trained beforehand on recorded states
-(benchmarks/broadcasts.py writes the weights that come with the package) and goes on learning.
+Li et al. 2024 (EchoPFL), section 5.2.1: the network, with two hidden layers of 128 units, reads the
+last changes of a cluster's model as L1 distances. It is trained beforehand on recorded inputs
+(benchmarks/broadcasts.py writes the weights that come with the package) and trained further during
+a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,68 +19,70 @@ from latecomer.device.seeding import global_generator
 
 WEIGHTS = Path(__file__).with_name("broadcast_predictor.safetensors")
 HIDDEN, LAYERS = 128, 2
-RATE = 0.01  # of learning while it is used
+LEARNING_RATE = 0.01  # of the training steps during a run
 
 
-class ChangeReader(nn.Module):
-    """Reads changes one by one; says whether to broadcast (1) or not (0)."""
+class BroadcastClassifier(nn.Module):
+    """Two logits, no broadcast (0) and broadcast (1), from a sequence of changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reader = nn.RNN(2, HIDDEN, LAYERS, batch_first=True)
         self.out = nn.Linear(HIDDEN, 2)
 
-    def forward(self, states: Tensor) -> Tensor:
-        read, _ = self.reader(states)
+    def forward(self, features: Tensor) -> Tensor:
+        read, _ = self.reader(features)
         logits: Tensor = self.out(read[:, -1])
         return logits
 
 
-def state_of(changes: Sequence[float], gathered: float, length: int) -> Tensor:
-    """What the network reads: the last changes, and beside each what has gathered so far.
+def broadcast_features(changes: Sequence[float], accumulated: float, length: int) -> Tensor:
+    """The input: the last `length` changes, each beside the change since the last broadcast.
 
-    All are in units of the mean change, so that models of any size look alike. The paper names the
-    changes alone; but the rule it is to learn (Eq. 4) compares them with what has gathered.
+    All are in units of the mean change, so that the size of the model does not matter. The paper
+    has the changes alone; but the rule to be learned (Eq. 4) compares them with the change since
+    the last broadcast.
     """
     last = list(changes)[-length:]
     unit = (sum(last) / len(last) if last else 0.0) or 1.0
-    rows = [[0.0, 0.0]] * (length - len(last)) + [[c / unit, gathered / unit] for c in last]
+    rows = [[0.0, 0.0]] * (length - len(last)) + [[c / unit, accumulated / unit] for c in last]
     return torch.tensor(rows)
 
 
 class Predictor:
-    """A reader of one cluster; begins with the weights of the package or of another one."""
+    """The network of one cluster, with the given weights or those of the package."""
 
     def __init__(self, weights: Mapping[str, Tensor] | None = None) -> None:
-        # Its initial weights are replaced at once: they must not move anybody's random stream.
+        # Its random initial weights are replaced below: they must not advance other random streams.
         with global_generator():
-            self.network = ChangeReader()
-        self.network.load_state_dict(dict(weights or trained_weights()))
+            self.network = BroadcastClassifier()
+        self.network.load_state_dict(dict(weights or pretrained_weights()))
 
     @torch.no_grad()
-    def chance(self, state: Tensor) -> float:
-        """The probability that a broadcast pays."""
-        return float(self.network(state.unsqueeze(0)).softmax(1)[0, 1])
+    def probability(self, features: Tensor) -> float:
+        """The predicted probability that a broadcast pays."""
+        return float(self.network(features.unsqueeze(0)).softmax(1)[0, 1])
 
-    def learn(self, states: Sequence[Tensor], truths: Sequence[int]) -> None:
-        """One step on what turned out to be true."""
-        loss = F.cross_entropy(self.network(torch.stack(list(states))), torch.tensor(list(truths)))
+    def train(self, features: Sequence[Tensor], labels: Sequence[int]) -> None:
+        """One step of gradient descent on the cross-entropy of these labels."""
+        logits = self.network(torch.stack(list(features)))
+        loss = F.cross_entropy(logits, torch.tensor(list(labels)))
         parameters = list(self.network.parameters())
-        slopes = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
-            for parameter, slope in zip(parameters, slopes, strict=True):
-                parameter.sub_(slope, alpha=RATE)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=LEARNING_RATE)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
 
 
-def averaged(one: Predictor, other: Predictor) -> Predictor:
-    """What two clusters that become one go on with."""
+def mean_predictor(one: Predictor, other: Predictor) -> Predictor:
+    """The predictor of a merged cluster: the mean of both networks' weights."""
     theirs = other.weights()
     return Predictor({name: (value + theirs[name]) / 2 for name, value in one.weights().items()})
 
 
 @cache
-def trained_weights() -> dict[str, Tensor]:
+def pretrained_weights() -> dict[str, Tensor]:
     return load_file(WEIGHTS)

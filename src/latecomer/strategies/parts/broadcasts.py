@@ -1,7 +1,8 @@
-"""Merge parts that tell a cluster of its new model while its devices are at work.
+"""On-demand broadcasts: whether a cluster's new model is sent to its devices while they train.
 
-Li et al. 2024 (EchoPFL), section 5.2. The text and Eq. 4 state opposite rules; Eq. 4 holds: a
-broadcast pays when what has changed since the last one is at least what the next merge will change.
+Li et al. 2024 (EchoPFL), section 5.2. The text and Eq. 4 state opposite rules; here Eq. 4 holds: a
+broadcast pays when the change since the last broadcast is at least the change of the next commit.
+Changes are L1 distances between models.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,22 +13,26 @@ from typing import Any, Literal
 from torch import Tensor
 
 from latecomer.core.strategy import BroadcastHead, Commit, Observer, ServerView
-from latecomer.strategies.parts.broadcast_predictor import Predictor, averaged, state_of
+from latecomer.strategies.parts.broadcast_predictor import (
+    Predictor,
+    broadcast_features,
+    mean_predictor,
+)
 
 Policy = Literal["never", "always", "every-n", "oracle", "predictor"]
-RECORDS = 10  # K
+MAX_CHANGES = 10  # K
 
 
 @dataclass(slots=True)
 class Record:
-    """What is known of a lineage's changes since its model was last broadcast."""
+    """The changes of a lineage's model, and its predictor."""
 
-    told: Tensor | None = None  # the model that was last broadcast
-    changes: list[float] = field(default_factory=list)  # L1, the last K
-    merges: int = 0
-    gathered: float = 0.0  # when it was last predicted whether a broadcast pays
-    states: list[Tensor] = field(default_factory=list)  # to learn from
-    truths: list[int] = field(default_factory=list)
+    last_broadcast: Tensor | None = None  # the model
+    changes: list[float] = field(default_factory=list)  # of the last K commits, L1
+    merges: int = 0  # commits since the last broadcast
+    accumulated: float = 0.0  # change since the last broadcast at the last prediction, L1
+    features: list[Tensor] = field(default_factory=list)  # training data of the predictor
+    labels: list[int] = field(default_factory=list)
     predictor: Predictor | None = None
 
 
@@ -35,7 +40,7 @@ class Broadcasting(Observer):
     """Observer: after a commit, decides by `policy` whether to broadcast the lineage's new head.
 
     "oracle" applies Eq. 4 itself, one commit late, because only then the next change is known.
-    "every-n" broadcasts after `every` commits.
+    "predictor" predicts the next change, "every-n" broadcasts after `every` commits.
     """
 
     broadcasts = True
@@ -50,17 +55,17 @@ class Broadcasting(Observer):
         for lineage in due:
             if lineage in view.store:
                 record = self._records.setdefault(lineage, Record())
-                record.told, record.merges = view.store.head_params(lineage), 0
+                record.last_broadcast, record.merges = view.store.head_params(lineage), 0
                 yield BroadcastHead(lineage)
 
     def on_commit(self, commit: Commit, view: ServerView) -> None:
         before = view.store.head_params(commit.lineage)
         record = self._records.setdefault(commit.lineage, Record())
-        if record.told is None:
-            record.told = before
-        gathered = _l1(before, record.told)  # L1(v_{t-1}, v_broadcast)
-        change = _l1(commit.params, before)  # L1(v_{t-1}, v_t)
-        pays = gathered >= change  # Eq. 4, for the moment before this commit
+        if record.last_broadcast is None:
+            record.last_broadcast = before
+        accumulated = l1_distance(before, record.last_broadcast)  # L1(v_{t-1}, v_broadcast)
+        change = l1_distance(commit.params, before)  # L1(v_{t-1}, v_t)
+        pays = accumulated >= change  # Eq. 4, for the moment before this commit
         record.merges += 1
         match self.policy:
             case "always":
@@ -68,45 +73,45 @@ class Broadcasting(Observer):
             case "every-n":
                 broadcast = record.merges >= self.every
             case "oracle":
-                broadcast = pays and gathered > 0
+                broadcast = pays and accumulated > 0
             case "predictor":
-                # What had gathered then counts: if it was broadcast, nothing has gathered since.
-                self._learn(record, record.gathered >= change)
-                record.changes = [*record.changes, change][-RECORDS:]
-                broadcast = self._predict(record, _l1(commit.params, record.told))
+                # The change at the prediction decides: a broadcast since then would have reset it.
+                self._train(record, record.accumulated >= change)
+                record.changes = [*record.changes, change][-MAX_CHANGES:]
+                broadcast = self._predict(record, l1_distance(commit.params, record.last_broadcast))
             case "never":
                 broadcast = False
         if broadcast and commit.lineage not in self._due:
             self._due.append(commit.lineage)
 
-    def _predict(self, record: Record, gathered: float) -> bool:
-        state = state_of(record.changes, gathered, RECORDS)
-        record.states.append(state)
-        record.gathered = gathered
+    def _predict(self, record: Record, accumulated: float) -> bool:
+        features = broadcast_features(record.changes, accumulated, MAX_CHANGES)
+        record.features.append(features)
+        record.accumulated = accumulated
         record.predictor = record.predictor or Predictor()
-        return record.predictor.chance(state) > 0.5
+        return record.predictor.probability(features) > 0.5
 
-    def _learn(self, record: Record, truth: bool) -> None:
-        """What the last prediction should have been is known now; ten of them make a lesson."""
-        if len(record.states) == len(record.truths) + 1:
-            record.truths.append(int(truth))
-        if len(record.truths) == RECORDS and record.predictor is not None:
-            record.predictor.learn(record.states, record.truths)
-            record.states, record.truths = [], []
+    def _train(self, record: Record, label: bool) -> None:
+        """Label the last prediction; K labelled predictions make a training step."""
+        if len(record.features) == len(record.labels) + 1:
+            record.labels.append(int(label))
+        if len(record.labels) == MAX_CHANGES and record.predictor is not None:
+            record.predictor.train(record.features, record.labels)
+            record.features, record.labels = [], []
 
     def on_fork(self, parent: str, child: str) -> None:
-        """The child begins with the parent's predictor and no records; nobody need be told."""
+        """The child starts with the parent's predictor, without changes and without a broadcast."""
         known = self._records.get(parent)
         if known is not None and known.predictor is not None:
             self._records[child] = Record(predictor=Predictor(known.predictor.weights()))
 
     def on_absorb(self, into: str, gone: str) -> None:
-        """Records of both, the mean of their predictors, and a broadcast at once."""
+        """The changes of both, the mean of their predictors, and a broadcast."""
         kept, lost = self._records.pop(into, Record()), self._records.pop(gone, Record())
         both = [p for p in (kept.predictor, lost.predictor) if p is not None]
         self._records[into] = Record(
-            changes=sampled(kept.changes, lost.changes),
-            predictor=averaged(both[0], both[1]) if len(both) == 2 else next(iter(both), None),
+            changes=merged_changes(kept.changes, lost.changes),
+            predictor=mean_predictor(*both) if len(both) == 2 else next(iter(both), None),
         )
         if self.policy != "never":
             self._due.append(into)
@@ -122,28 +127,28 @@ class Broadcasting(Observer):
         self._due = list(state["due"])
 
 
-def sampled(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    """The largest changes of both, of each in proportion to its variance."""
-    spread = [pvariance(some) if len(some) > 1 else 0.0 for some in (one, other)]
-    share = spread[0] / sum(spread) if sum(spread) else 0.5
-    count = min(len(one), round(share * RECORDS))
-    rest = min(len(other), RECORDS - count)
+def merged_changes(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """The largest K changes of both, from each in proportion to its variance. Section 5.2.2."""
+    variances = [pvariance(some) if len(some) > 1 else 0.0 for some in (one, other)]
+    share = variances[0] / sum(variances) if sum(variances) else 0.5
+    count = min(len(one), round(share * MAX_CHANGES))
+    rest = min(len(other), MAX_CHANGES - count)
     return [*sorted(one, reverse=True)[:count], *sorted(other, reverse=True)[:rest]]
 
 
-def _l1(a: Tensor, b: Tensor) -> float:
-    # Twice as fast as torch.dist, and more exact.
+def l1_distance(a: Tensor, b: Tensor) -> float:
+    # Twice as fast as torch.dist, and more accurate.
     return (a - b).abs_().sum().item()
 
 
 def _stored(record: Record) -> dict[str, Any]:
     return {
-        "told": record.told,
+        "last_broadcast": record.last_broadcast,
         "changes": record.changes,
         "merges": record.merges,
-        "gathered": record.gathered,
-        "states": record.states,
-        "truths": record.truths,
+        "accumulated": record.accumulated,
+        "features": record.features,
+        "labels": record.labels,
         "predictor": None if record.predictor is None else record.predictor.weights(),
     }
 

@@ -1,9 +1,10 @@
-"""A part for the *weigh* slot: who was silent for long counts more until that is made up for.
+"""A part for the *weigh* slot: extra weight for devices that were absent for long.
 
-Past the papers. A repaired update tells what the device would send today; but the model has gone
-on without the device for many epochs, and has to unlearn before it learns. Counted as one among
-many, the device takes as long again to be heard. So its longest silence is a debt, paid back by
-counting up to 1 + `most` fold. The weight is never carried over; only the debt is, and it shrinks.
+Beyond the papers. A compensated update is what the device would send for the present model; but the
+model was trained without the device for many epochs, and one update per epoch takes as long again
+to change that. So the commits missed in the longest absence of a device are made up for by counting
+its compensated updates up to 1 + `max_extra` times, until the extra weights add up to the missed
+commits.
 """
 
 from collections.abc import Mapping
@@ -14,30 +15,33 @@ from latecomer.core.strategy import ServerView, Weigh
 
 
 class CatchUp:
-    """Weigh: `weigh`, and more for repaired contributions of devices that have been silent."""
+    """Weigh: `weigh` * (1 + extra), extra = min(`max_extra`, commits still to be made up for).
 
-    def __init__(self, weigh: Weigh, most: float) -> None:
-        self.weigh, self.most = weigh, most
-        self._heard: dict[int, int] = {}  # device -> the version to which it last had a word
-        self._debt: dict[int, float] = {}
+    Only compensated contributions have extra weight.
+    """
+
+    def __init__(self, weigh: Weigh, max_extra: float) -> None:
+        self.weigh, self.max_extra = weigh, max_extra
+        self._last: dict[int, int] = {}  # device -> the head when its last update was merged
+        self._missed: dict[int, float] = {}  # device -> commits still to be made up for
 
     def __call__(self, contribution: Contribution, view: ServerView) -> float:
         weight = self.weigh(contribution, view)
-        if not self.most:
+        if not self.max_extra:
             return weight
         device, lineage = contribution.task.device, contribution.lineage
         version, store = contribution.task.version, view.store
-        silence = store.staleness(self._heard.get(device, version), lineage) - 1
-        self._heard[device] = store.head(lineage)
+        absence = store.staleness(self._last.get(device, version), lineage) - 1
+        self._last[device] = store.head(lineage)
         if contribution.staleness >= store.staleness(version, lineage):
-            return weight  # in time, or as stale as it came
-        debt = max(self._debt.get(device, 0.0), silence)
-        extra = min(self.most, debt)
-        self._debt[device] = debt - extra
+            return weight  # on time, or not compensated
+        missed = max(self._missed.get(device, 0.0), absence)
+        extra = min(self.max_extra, missed)
+        self._missed[device] = missed - extra
         return weight * (1.0 + extra)
 
     def state(self) -> dict[str, Any]:
-        return {"heard": dict(self._heard), "debt": dict(self._debt)}
+        return {"last": dict(self._last), "missed": dict(self._missed)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._heard, self._debt = dict(state["heard"]), dict(state["debt"])
+        self._last, self._missed = dict(state["last"]), dict(state["missed"])

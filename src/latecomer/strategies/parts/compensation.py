@@ -22,16 +22,16 @@ from latecomer.device.flat import FlatModel
 from latecomer.strategies.parts.inversion import (
     Effort,
     Estimate,
-    Sought,
+    InversionTarget,
+    inversion_program,
     invert,
-    largest,
     misfit,
     reason_not_to_invert,
     replay,
-    surrogate,
+    top_mask,
 )
 from latecomer.strategies.parts.switch_off import SwitchOff, switch_note
-from latecomer.strategies.parts.uniqueness import Peers, Rule, is_unique, sketch
+from latecomer.strategies.parts.uniqueness import Gate, Peers, is_unique, sketch
 from latecomer.strategies.parts.validation import EstimateValidation
 
 # Differentiating through one training step costs about nine forward passes: forward and backward
@@ -70,7 +70,7 @@ class InversionCompensator(Observer):
     def __init__(
         self,
         effort: Effort,
-        gate: Rule = "mean",
+        gate: Gate = "mean",
         switch: SwitchOff | None = None,
         min_staleness: int = 1,
         min_ratio: float = 0.0,
@@ -197,7 +197,7 @@ class InversionCompensator(Observer):
         if estimate is None or not self.reuse:
             return None
         replayed = replay(model, contribution.base, [estimate])[0]
-        mask = largest(contribution.delta[None], self.effort.keep)
+        mask = top_mask(contribution.delta[None], self.effort.mask)
         delta = contribution.delta
         if mask is not None:
             replayed, delta = replayed * mask[0], delta * mask[0]
@@ -209,7 +209,7 @@ class InversionCompensator(Observer):
         if last is None:
             return None
         estimate, count = last.estimate, contribution.update.num_examples
-        program = surrogate(contribution.task.spec, count, self.effort.steps)
+        program = inversion_program(contribution.task.spec, count, self.effort.steps)
         same = program == (estimate.spec, estimate.steps)
         return estimate if same and len(estimate.x) == self.effort.size(count) else None
 
@@ -220,8 +220,8 @@ class InversionCompensator(Observer):
         name = name_of(contribution.task.submodel)
         waiting = [c for c in self._waiting.values() if name_of(c.task.submodel) == name]
         group = list({c.task.device: c for c in waiting}.values())
-        sought = [
-            Sought(
+        targets = [
+            InversionTarget(
                 base=c.base,
                 delta=c.delta,
                 spec=c.task.spec,
@@ -231,7 +231,7 @@ class InversionCompensator(Observer):
             )
             for c in group
         ]
-        inverted = zip(group, invert(model, sought, self.effort), strict=True)
+        inverted = zip(group, invert(model, targets, self.effort), strict=True)
         found = {c.task.device: estimate for c, estimate in inverted}
         for c in waiting:
             del self._waiting[c.task.id]
@@ -271,7 +271,7 @@ class InversionCompensator(Observer):
         count = contribution.update.num_examples
         warm = self._start(contribution) is not None
         iterations = self.effort.warm_iterations if warm else self.effort.iterations
-        steps = surrogate(contribution.task.spec, count, self.effort.steps)[1]
+        steps = inversion_program(contribution.task.spec, count, self.effort.steps)[1]
         work = PASSES * self._forward_flops(model) * self.effort.size(count) * steps * iterations
         return work / (1e9 * self.gflops)
 

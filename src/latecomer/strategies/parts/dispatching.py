@@ -6,7 +6,7 @@ from typing import Any
 from latecomer.core.messages import Later, TimerExpired
 from latecomer.core.strategy import Assignment, ServerView
 from latecomer.strategies.parts.clustering import Clustering
-from latecomer.strategies.parts.selecting import Select, everyone
+from latecomer.strategies.parts.selecting import Select, all_idle
 
 
 class AtEpochStart:
@@ -16,7 +16,7 @@ class AtEpochStart:
     needs `minimum` idle devices. A `timeout` > 0 sets the timer "epoch" for that many seconds.
     """
 
-    def __init__(self, select: Select = everyone, timeout: float = 0.0, minimum: int = 1) -> None:
+    def __init__(self, select: Select = all_idle, timeout: float = 0.0, minimum: int = 1) -> None:
         self.select, self.timeout, self.minimum = select, timeout, minimum
         self._begun = -1  # the version of the last epoch that began
 

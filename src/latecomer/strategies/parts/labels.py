@@ -1,7 +1,8 @@
-"""Which labels a device trained on, read off the change of its output layer.
+"""The class shares of a device's training data, estimated from the change of its output bias.
 
-The gradient of the mean cross-entropy by the output bias is mean(softmax) - mean(one-hot label):
-the change of the bias, divided by the effective learning rate, tells how often each class occurs.
+The gradient of the mean cross-entropy with respect to the output bias is mean(softmax) -
+mean(one-hot label). So the change of the bias, divided by the effective learning rate, plus the
+mean softmax is the share of each class.
 """
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 
 from latecomer.device.flat import FlatModel
 
-EVIDENCE = 0.01  # a class below this share is not there
+MIN_LABEL_SHARE = 0.01  # smaller shares are set to 0
 
 
 def output_bias(network: FlatModel) -> slice | None:
-    """Where the bias of the output layer lies in the flat vector; None if it has none."""
+    """The coordinates of the output layer's bias in the flat vector; None if it has no bias."""
     layout = network.layout
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         span = layout.span(name)
@@ -27,33 +28,34 @@ def output_bias(network: FlatModel) -> slice | None:
 def label_shares(
     network: FlatModel, base: Tensor, delta: Tensor, x: Tensor, rate: float
 ) -> Tensor | None:
-    """The share of each class among the device's labels; None where the bias cannot tell.
+    """The share of each class among the device's labels; None without a usable output bias.
 
-    What the network predicts is taken on `x` and in the middle of before and after training.
+    The mean softmax is that on `x`, averaged over the models before and after training.
     """
-    place = output_bias(network)
-    if place is None or rate <= 0:
+    bias = output_bias(network)
+    if bias is None or rate <= 0:
         return None
     with torch.no_grad():
         before, after = (
             F.softmax(network.logits(params, x), 1).mean(0) for params in (base, base + delta)
         )
-    shares = (delta[place] / rate + (before + after) / 2).clamp_min(0.0)
-    shares = torch.where(shares < EVIDENCE * shares.sum(), 0.0, shares)
+    shares = (delta[bias] / rate + (before + after) / 2).clamp_min(0.0)
+    shares = torch.where(shares < MIN_LABEL_SHARE * shares.sum(), 0.0, shares)
     total = shares.sum()
     return shares / total if torch.isfinite(total) and total > 0 else None
 
 
-def spread(shares: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """`size` labels in proportion, one at least of every class there is room for; and weights.
+def allocate_labels(shares: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """`size` labels in proportion to `shares`, and a weight logit for each label.
 
-    The weights are logits that make up for the rounding: the classes together count as `shares`.
+    Every class with a share gets at least one label if there are enough. A softmax of the logits
+    gives each class the weight `shares` in spite of the rounding.
     """
-    wanted = shares * size
-    counts = torch.maximum(wanted.floor(), (shares > 0).float())
+    exact = shares * size
+    counts = torch.maximum(exact.floor(), (shares > 0).float())
     while counts.sum() > size:
-        counts[torch.where(counts > 0, counts - wanted, -torch.inf).argmax()] -= 1
+        counts[torch.where(counts > 0, counts - exact, -torch.inf).argmax()] -= 1
     while counts.sum() < size:
-        counts[torch.where(shares > 0, wanted - counts, -torch.inf).argmax()] += 1
+        counts[torch.where(shares > 0, exact - counts, -torch.inf).argmax()] += 1
     labels = torch.repeat_interleave(torch.arange(len(shares)), counts.long())
     return labels, (shares[labels] / counts[labels]).log()

@@ -1,6 +1,6 @@
-"""Parts for the *merge* slot that gather contributions before they commit.
+"""Parts for the *merge* slot that commit several contributions together: buffers and epochs.
 
-(`core.strategy.Mix` merges each one at once.)
+(`core.strategy.Mix` commits every contribution on arrival.)
 """
 
 import math
@@ -16,7 +16,7 @@ from latecomer.core.strategy import Commit, Drop, ServerView
 from latecomer.core.submodel import covered
 from latecomer.strategies.parts.quota import quota
 
-# (lineage, devices with an update in this commit, view) -> weighed surrogate contributions
+# (lineage, devices with an update in this commit, view) -> weighed surrogate updates
 Surrogates = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
 # (lineage, head, contributions, step) -> the new head
 Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
@@ -25,15 +25,15 @@ Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
 def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
     """head + step * (sum of weight_i delta_i) / (sum of weights if `mean`, else their number).
 
-    With sub-models both sums run per coordinate over those who trained it; a coordinate that
-    nobody trained keeps its value bit for bit.
+    With sub-models both sums run per coordinate over the contributions that cover it; a coordinate
+    that none covers keeps its value bit for bit.
     """
     submodel = contributions[0].task.submodel
     if all(c.task.submodel is submodel for c in contributions):
         if submodel is None:
-            return _moved_alike(head, contributions, mean, step)
+            return _moved_same_coordinates(head, contributions, mean, step)
         result = head.clone()
-        part = _moved_alike(submodel.take(head), contributions, mean, step)
+        part = _moved_same_coordinates(submodel.take(head), contributions, mean, step)
         result[submodel.index] = part
         return result
     total, share_of = torch.zeros_like(head), torch.zeros_like(head)
@@ -44,10 +44,10 @@ def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step:
     return torch.where(share_of > 0, head + step * total / share_of, head)
 
 
-def _moved_alike(
+def _moved_same_coordinates(
     head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float
 ) -> Tensor:
-    """As `moved`, where all have trained the same coordinates."""
+    """As `moved`, for contributions that all cover the same coordinates."""
     share = math.fsum(c.weight for c in contributions) if mean else len(contributions)
     if not share:
         return head.clone()
@@ -61,7 +61,7 @@ def _moved_alike(
 
 
 def averaged(mean: bool) -> Combine:
-    """Combine: as `moved` says."""
+    """Combine: `moved` with this `mean`."""
 
     def combine(
         lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float
@@ -72,7 +72,7 @@ def averaged(mean: bool) -> Combine:
 
 
 def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | None:
-    """The coordinates that at least one of them trained; None means all."""
+    """A mask of the coordinates that at least one contribution covers; None: all are covered."""
     trained = torch.zeros_like(head, dtype=torch.bool)
     for contribution in contributions:
         if contribution.task.submodel is None:
@@ -82,9 +82,9 @@ def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | 
 
 
 class Buffer:
-    """Merge: commit whenever a lineage has gathered `size` contributions.
+    """Merge: commit whenever a lineage has received `size` contributions.
 
-    `combine` makes the new head of them; by default their sum over their number is added.
+    `combine` computes the new head; by default head + step * (sum of weight_i delta_i) / size.
     """
 
     def __init__(self, size: int, step: float = 1.0, combine: Combine | None = None) -> None:
@@ -116,12 +116,12 @@ class Buffer:
 
 
 class Epochs:
-    """Merge: the fleet works in epochs; one closes when `quorum` of those sent its model are back.
+    """Merge: commit at the end of an epoch, when `quorum` of the devices sent its model are back.
 
-    Lost devices no longer count. Everything that came in during the epoch is averaged by weight.
-    Late updates of earlier epochs are added when they come, or refused if `keep_late` is off. A
-    timer (`TimerExpired("epoch", version)`) closes an epoch early, with whoever is there.
-    `surrogates` speak for those who are away when it closes. `combine` replaces the average.
+    Lost tasks no longer count. All contributions received during the epoch are averaged by weight.
+    Late updates of earlier epochs are averaged into the epoch of their arrival, or dropped without
+    `keep_late`. The timer `TimerExpired("epoch", version)` ends an epoch with the contributions
+    received so far. `surrogates` are added for absent devices. `combine` replaces the average.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class Epochs:
         self.surrogates = surrogates
         self.combine = combine or averaged(mean=True)
         self._gathered: list[Contribution] = []
-        self._on_time = 0
-        self._expired = -1
+        self._on_time = 0  # contributions based on the head
+        self._expired = -1  # the version whose timer has expired
 
     def add(self, contribution: Contribution, view: ServerView) -> Drop | None:
         on_time = contribution.task.version == view.store.head()

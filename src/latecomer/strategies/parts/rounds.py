@@ -1,4 +1,4 @@
-"""Synchronous rounds over several models at once: everybody works, then all that came is merged."""
+"""Synchronous rounds over several models: all devices train, then all updates are merged."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -7,34 +7,34 @@ from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Assignment, Commit, ServerView
 
 # (contributions of a round, view) -> the new heads
-Together = Callable[[Sequence[Contribution], ServerView], Iterable[Commit]]
+MergeRound = Callable[[Sequence[Contribution], ServerView], Iterable[Commit]]
 
 
 class Rounds:
-    """Merge: gather until nobody is at work any more, then commit what `together` makes of it."""
+    """Merge: when no task is open, commit what `merge_round` computes from the round's updates."""
 
-    def __init__(self, together: Together) -> None:
-        self.together = together
-        self._gathered: list[Contribution] = []
+    def __init__(self, merge_round: MergeRound) -> None:
+        self.merge_round = merge_round
+        self._received: list[Contribution] = []
 
     def add(self, contribution: Contribution, view: ServerView) -> None:
-        self._gathered.append(contribution)
+        self._received.append(contribution)
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
-        if not self._gathered or view.open_tasks:
+        if not self._received or view.open_tasks:
             return ()
-        gathered, self._gathered = self._gathered, []
-        return self.together(gathered, view)
+        received, self._received = self._received, []
+        return self.merge_round(received, view)
 
     def state(self) -> dict[str, Any]:
-        return {"gathered": list(self._gathered)}
+        return {"received": list(self._received)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._gathered = list(state["gathered"])
+        self._received = list(state["received"])
 
 
 class AtRoundStart:
-    """Dispatch: all who wait are given a task, as `assign` says, once nobody is at work."""
+    """Dispatch: when no task is open, every idle device gets the task that `assign` returns."""
 
     def __init__(self, assign: Callable[[int, ServerView], Assignment]) -> None:
         self.assign = assign

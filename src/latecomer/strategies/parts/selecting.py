@@ -1,4 +1,4 @@
-"""Parts that select: who of the waiting devices is given a task when an epoch begins."""
+"""Selection: which idle devices get a task when an epoch or a synchronous round begins."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,36 +14,38 @@ from latecomer.errors import BadInput
 from latecomer.strategies.parts.quota import quota
 
 Select = Callable[[ServerView], list[int]]
-SelectName = Literal["everyone", "random", "round-robin", "oort"]
+SelectName = Literal["all", "random", "round-robin", "oort"]
 
 
-def everyone(view: ServerView) -> list[int]:
-    """Select: all who wait."""
+def all_idle(view: ServerView) -> list[int]:
+    """Select: every idle device."""
     return list(view.idle)
 
 
-def some(fraction: float) -> Select:
-    """Select: a random share of all known devices, out of those who wait."""
-    return lambda view: view.idle.sample(wanted(fraction, view), selection_rng(view))
+def random_share(fraction: float) -> Select:
+    """Select: idle devices at random, as many as `fraction` of all present devices."""
+    return lambda view: view.idle.sample(selection_size(fraction, view), selection_rng(view))
 
 
-def wanted(fraction: float, view: ServerView) -> int:
-    """How many devices are that share of all that wait or work; at least one."""
-    known = len(view.idle) + len(view.working)
-    return quota(fraction, known)
+def selection_size(fraction: float, view: ServerView) -> int:
+    """`fraction` of the idle and working devices, rounded up; at least one."""
+    return quota(fraction, len(view.idle) + len(view.working))
 
 
 class RoundRobin:
-    """Select: a share of all known devices, by turns in the order of their numbers."""
+    """Select: idle devices in the order of their numbers, starting after the last one selected.
+
+    As many as `fraction` of all present devices.
+    """
 
     def __init__(self, fraction: float) -> None:
         self.fraction = fraction
         self._last = -1
 
     def __call__(self, view: ServerView) -> list[int]:
-        count = wanted(self.fraction, view)
+        count = selection_size(self.fraction, view)
         if count >= len(view.idle):
-            return everyone(view)
+            return all_idle(view)
         chosen = sorted(view.idle, key=lambda device: (device <= self._last, device))[:count]
         self._last = chosen[-1]
         return chosen
@@ -56,26 +58,30 @@ class RoundRobin:
 
 
 @dataclass(slots=True)
-class Heard:
-    """What Oort knows of a device: U(i), t_i, L(i), and how often it has been heard."""
+class DeviceRecord:
+    """What Oort keeps of a device with an update."""
 
-    utility: float
-    seconds: float
-    last: int
-    times: int
+    utility: float  # U(i), of its last update
+    seconds: float  # t_i, of its last task
+    last: int  # L(i), the round of its last update
+    updates: int
 
 
 class Oort:
-    """Select: devices of much use and short tasks, and now and then one never heard of.
+    """Select: devices with a high loss and short tasks, and a share of devices without an update.
 
     Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, 2021,
-    Algorithm 1. `explore` is the share of devices never heard of (epsilon), `decay` its factor per
-    round, down to `least`. T, the time a task may take, is the one that a share `pace` of the
-    devices keep; the pacer raises it by `step` after every `window` rounds of less use than the
-    ones before. `penalty` is alpha. A device heard more than `most_turns` times is selected no
-    more (0: no bound), as long as this leaves out no more than 30%.
+    Algorithm 1. Devices are drawn by Util(i) = (U(i) + sqrt(0.1 log R / L(i))) * (T / t_i)^alpha,
+    the last factor only where t_i > T; R is the round.
 
-    `overcommit` times as many as wanted are selected; `quorum` is the share to wait for.
+    `explore` is the share of devices without an update (epsilon), multiplied by `decay` every round
+    down to `explore_min`. T is the `pace` quantile of the task times; the pacer raises `pace` by
+    `step` after `window` rounds with less utility than the `window` before. `penalty` is alpha. A
+    device with more than `max_participations` updates is no longer selected (0: no bound), which
+    excludes at most 30% of the devices.
+
+    `overcommit` times `fraction` of the present devices are selected; `quorum` is the share of them
+    that ends the round.
     """
 
     def __init__(
@@ -84,64 +90,65 @@ class Oort:
         overcommit: float = 1.0,
         explore: float = 0.9,
         decay: float = 0.98,
-        least: float = 0.2,
+        explore_min: float = 0.2,
         penalty: float = 2.0,
         pace: float = 0.3,
         step: float = 0.05,
         window: int = 20,
-        most_turns: int = 0,
+        max_participations: int = 0,
     ) -> None:
         self.fraction, self.overcommit = fraction, overcommit
-        self.explore, self.decay, self.least = explore, decay, least
+        self.explore, self.decay, self.explore_min = explore, decay, explore_min
         self.penalty, self.pace, self.step, self.window = penalty, pace, step, window
-        self.most_turns = most_turns
+        self.max_participations = max_participations
         self.quorum = 1.0
         self._round = 0
-        self._heard: dict[int, Heard] = {}
-        self._came: list[float] = []  # the utilities that came in since the last selection
+        self._records: dict[int, DeviceRecord] = {}
+        self._utilities: list[float] = []  # of the updates since the last selection
         self._history: list[float] = []  # their mean in each of the last 2 W rounds
 
     def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
         device = contribution.task.device
-        known = self._heard.get(device)
+        known = self._records.get(device)
         utility = statistical_utility(contribution)
-        times = 1 if known is None else known.times + 1
-        self._heard[device] = Heard(utility, contribution.seconds, max(1, self._round), times)
-        self._came.append(utility)
+        self._records[device] = DeviceRecord(
+            utility, contribution.seconds, max(1, self._round), known.updates + 1 if known else 1
+        )
+        self._utilities.append(utility)
 
     def __call__(self, view: ServerView) -> list[int]:
         self._begin_round()
-        want = wanted(self.fraction, view)
-        count = math.floor(self.overcommit * want + 1e-9)
+        needed = selection_size(self.fraction, view)
+        count = math.floor(self.overcommit * needed + 1e-9)
         if count >= len(view.idle):
-            chosen = everyone(view)
+            chosen = all_idle(view)
         else:
             chosen = self._choose(sorted(view.idle), count, selection_rng(view))
-        self.quorum = min(1.0, want / max(1, len(chosen)))
+        self.quorum = min(1.0, needed / max(1, len(chosen)))
         return chosen
 
     def _begin_round(self) -> None:
         self._round += 1
         if self._round > 1:
-            self.explore = max(self.least, self.explore * self.decay)
-            came = self._came
-            self._history.append(math.fsum(came) / len(came) if came else 0.0)
-            self._came = []
+            self.explore = max(self.explore_min, self.explore * self.decay)
+            new = self._utilities
+            self._history.append(math.fsum(new) / len(new) if new else 0.0)
+            self._utilities = []
         del self._history[: -2 * self.window]
         if self._round % self.window == 0 and len(self._history) == 2 * self.window:
-            before, lately = self._history[: self.window], self._history[self.window :]
-            if math.fsum(before) > math.fsum(lately):
+            before, recent = self._history[: self.window], self._history[self.window :]
+            if math.fsum(before) > math.fsum(recent):
                 self.pace = min(1.0, self.pace + self.step)  # the pacer: T <- T + Delta
 
     def _choose(self, idle: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-        barred = self._barred()
-        known = [d for d in idle if d in self._heard and d not in barred]
-        unknown = [d for d in idle if d not in self._heard]
-        spared = [d for d in idle if d in barred]
+        excluded = self._excluded()
+        known = [d for d in idle if d in self._records and d not in excluded]
+        unknown = [d for d in idle if d not in self._records]
+        reserve = [d for d in idle if d in excluded]
         exploited = min(math.floor((1 - self.explore) * count + 1e-9), len(known))
         exploited = max(exploited, min(len(known), count - len(unknown)))
         chosen = self._exploit(known, exploited, rng)
-        for group in (unknown, spared):  # nothing tells how fast an unknown one is
+        for group in (unknown, reserve):  # at random: the speed of unknown devices is not known
             room = min(count - len(chosen), len(group))
             chosen += [int(d) for d in rng.choice(group, room, replace=False)] if room else []
         return chosen
@@ -158,30 +165,30 @@ class Oort:
         return [int(device) for device in drawn]
 
     def scores(self, devices: Sequence[int]) -> dict[int, float]:
-        """Util(i) of devices that were heard, U as a share of the largest one that counts."""
-        heard = self._heard
-        highest = percentile([heard[d].utility for d in devices], 0.95) or 1.0
+        """Util(i) of devices with an update, U in units of its 95% quantile."""
+        records = self._records
+        highest = percentile([records[d].utility for d in devices], 0.95) or 1.0
         limit = math.inf
         if self.pace < 1.0:
-            limit = percentile([known.seconds for known in heard.values()], self.pace)
+            limit = percentile([known.seconds for known in records.values()], self.pace)
         uncertain = 0.1 * math.log(self._round)
         found = {}
         for device in devices:
-            it = heard[device]
-            score = min(it.utility, highest) / highest  # U(i), clipped
-            score += math.sqrt(uncertain / it.last)  # temporal uncertainty
-            if it.seconds > limit:
-                score *= (limit / it.seconds) ** self.penalty  # Eq. 1: (T / t_i)^alpha
+            known = records[device]
+            score = min(known.utility, highest) / highest  # U(i), clipped
+            score += math.sqrt(uncertain / known.last)  # temporal uncertainty
+            if known.seconds > limit:
+                score *= (limit / known.seconds) ** self.penalty  # Eq. 1: (T / t_i)^alpha
             found[device] = score
         return found
 
-    def _barred(self) -> set[int]:
-        """Those heard too often, the most frequent first."""
-        if not self.most_turns:
+    def _excluded(self) -> set[int]:
+        """The devices with too many updates, at most 30% of those with an update."""
+        if not self.max_participations:
             return set()
-        often = [d for d, known in self._heard.items() if known.times > self.most_turns]
-        often.sort(key=lambda device: (-self._heard[device].times, device))
-        return set(often[: int(0.3 * len(self._heard))])
+        often = [d for d, known in self._records.items() if known.updates > self.max_participations]
+        often.sort(key=lambda device: (-self._records[device].updates, device))
+        return set(often[: int(0.3 * len(self._records))])
 
     def state(self) -> dict[str, Any]:
         return {
@@ -189,23 +196,23 @@ class Oort:
             "pace": self.pace,
             "quorum": self.quorum,
             "round": self._round,
-            "heard": {device: list(astuple(known)) for device, known in self._heard.items()},
-            "came": list(self._came),
+            "records": {device: list(astuple(known)) for device, known in self._records.items()},
+            "utilities": list(self._utilities),
             "history": list(self._history),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.explore, self.pace, self.quorum = state["explore"], state["pace"], state["quorum"]
         self._round = state["round"]
-        self._heard = {device: Heard(*known) for device, known in state["heard"].items()}
-        self._came, self._history = list(state["came"]), list(state["history"])
+        self._records = {device: DeviceRecord(*known) for device, known in state["records"].items()}
+        self._utilities, self._history = list(state["utilities"]), list(state["history"])
 
 
 def statistical_utility(contribution: Contribution) -> float:
-    """|B| sqrt(1/|B| sum of squared losses), Oort's Eq. 1.
+    """U(i) = |B| sqrt(1/|B| sum of squared losses), Oort's Eq. 1.
 
-    The loss stands for the norm of the gradient there. Where a client does not report it, the norm
-    of its delta does.
+    The loss is an approximation of the gradient norm. For a client that does not report it, the
+    norm of the delta is used.
     """
     update = contribution.update
     loss = update.metrics.get("loss_rms")
@@ -215,19 +222,19 @@ def statistical_utility(contribution: Contribution) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that `share` of them do not exceed; 0 of none."""
+    """The smallest value that at least `share` of the values do not exceed; 0 without values."""
     return sorted(values)[quota(share, len(values)) - 1] if values else 0.0
 
 
 def selector(name: SelectName, fraction: float) -> Select:
     """The select part of that name."""
     match name:
-        case "everyone":
+        case "all":
             if fraction != 1.0:
-                raise BadInput(f"fraction = {fraction:g}: select = 'everyone' leaves nobody out")
-            return everyone
+                raise BadInput(f"fraction = {fraction:g}: select = 'all' needs fraction = 1")
+            return all_idle
         case "random":
-            return some(fraction)
+            return random_share(fraction)
         case "round-robin":
             return RoundRobin(fraction)
         case "oort":
@@ -235,7 +242,7 @@ def selector(name: SelectName, fraction: float) -> Select:
 
 
 def with_reported_loss(strategy: Strategy, select: Select) -> Strategy:
-    """The strategy whose devices report their loss before training, if `select` uses it (Oort)."""
+    """The strategy with devices that report their loss before training, if `select` is Oort."""
     if not isinstance(select, Oort):
         return strategy
     prepare = strategy.prepare

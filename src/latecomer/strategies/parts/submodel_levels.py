@@ -1,7 +1,7 @@
-"""How wide a model each device is given: as declared, or by how long its tasks take.
+"""The sub-model of each device: as declared, or by its measured task times.
 
 PrivaAsyncFed, section III.A: devices report their hardware, or the server estimates their speed
-from tasks, and the pruning level is chosen by it. The paper gives no rule; this one is ours.
+from tasks, and chooses the pruning level by it. The paper gives no rule; this one is ours.
 """
 
 from bisect import bisect_left, insort
@@ -15,28 +15,25 @@ from latecomer.core.outcomes import Note
 from latecomer.core.strategy import Action, Assignment, Dispatch, Observer, ServerView, Strategy
 from latecomer.core.submodel import Submodel, name_of
 
-RECENT = 3  # tasks that must agree before a level is given up
-MARGIN = 1.2  # and by how much, so that levels do not flap
+RECENT_TASKS = 3  # tasks of a device that decide about a change of its level
+MARGIN = 1.2  # factor by which all of them must exceed the limit, against oscillation
 
 
 @dataclass(slots=True)
 class Pace:
-    """What is known of a device; times are what the whole model would take it.
+    """The task times of a device, in seconds, converted to those of the whole model."""
 
-    `recent` are its last tasks, `usual` their median; `width` is None until it is assigned one.
-    """
-
-    recent: list[float] = field(default_factory=list)
-    usual: float = 0.0
-    width: float | None = None
+    recent: list[float] = field(default_factory=list)  # its last tasks
+    median: float = 0.0  # of the last tasks
+    width: float | None = None  # None: not assigned yet
 
 
 class SubmodelFitting(Observer):
-    """The widest model that lets a device keep up: its task takes at most `slack` x the median.
+    """Assigns each device the widest model whose task takes at most `slack` times the median.
 
-    The median is that of the devices' times for the whole model. Every device carries that one
-    until `at_least` devices have been heard. `work` is the relative work of each sub-model, by
-    name. A level is given up only when each of the last three tasks says so by a margin of 20%.
+    The median is over the devices' times for the whole model. Every device trains the whole model
+    until `min_devices` devices have an update. `work` is the relative work of each sub-model, by
+    name. A level changes only if each of the last three tasks differs by a margin of 20%.
     """
 
     def __init__(
@@ -44,17 +41,17 @@ class SubmodelFitting(Observer):
         submodels: Mapping[float, Submodel | None],
         work: Mapping[str, float],
         slack: float = 1.0,
-        at_least: int = 3,
+        min_devices: int = 3,
     ) -> None:
-        self.slack, self.at_least = slack, at_least
+        self.slack, self.min_devices = slack, min_devices
         self._submodels, self._work = submodels, work
         self._widths = sorted(submodels, reverse=True)
         self._paces: dict[int, Pace] = {}
-        self._usual: list[float] = []  # of all devices, in order
+        self._medians: list[float] = []  # of all devices, sorted
         self._changes: list[Note] = []
 
     def level(self, device: int) -> float:
-        """The width that this device carries."""
+        """The width of the device's sub-model."""
         width = self._paces[device].width if device in self._paces else None
         return self._widths[0] if width is None else width
 
@@ -63,43 +60,43 @@ class SubmodelFitting(Observer):
 
     def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
         task, known = contribution.task, len(self._paces)
-        self._learn(task.device, contribution.seconds / self._work[name_of(task.submodel)])
-        if len(self._paces) >= self.at_least:
-            first_time = known < self.at_least
+        self._record(task.device, contribution.seconds / self._work[name_of(task.submodel)])
+        if len(self._paces) >= self.min_devices:
+            first_time = known < self.min_devices
             for device in sorted(self._paces) if first_time else [task.device]:
                 self._assign(device)
 
     def act(self, view: ServerView) -> Iterable[Action]:
-        """Log lines of the levels that have changed in this moment."""
+        """Log lines of the levels that have changed."""
         changes, self._changes = self._changes, []
         return changes
 
-    def _learn(self, device: int, seconds: float) -> None:
+    def _record(self, device: int, seconds: float) -> None:
         if device in self._paces:
             pace = self._paces[device]
-            del self._usual[bisect_left(self._usual, pace.usual)]
+            del self._medians[bisect_left(self._medians, pace.median)]
         else:
             pace = self._paces[device] = Pace()
-        pace.recent = [*pace.recent, seconds][-RECENT:]
-        pace.usual = median(pace.recent)
-        insort(self._usual, pace.usual)
+        pace.recent = [*pace.recent, seconds][-RECENT_TASKS:]
+        pace.median = median(pace.recent)
+        insort(self._medians, pace.median)
 
     def _assign(self, device: int) -> None:
         pace, before = self._paces[device], self.level(device)
-        pace.width = self._wanted(pace)
+        pace.width = self._fitting_width(pace)
         if pace.width != before:
-            fields = {"device": device, "width": pace.width, "seconds": pace.usual}
+            fields = {"device": device, "width": pace.width, "seconds": pace.median}
             self._changes.append(Note("level", fields))
 
-    def _wanted(self, pace: Pace) -> float:
-        # The lower median is measured: that device fits, and carries the whole model. A mean with
-        # the next one's would not be, and tasks with fixed costs make narrow devices look slow.
-        limit = self.slack * self._usual[(len(self._usual) - 1) // 2]
+    def _fitting_width(self, pace: Pace) -> float:
+        # The lower median is the time of a device, which then trains the whole model. The mean of
+        # the two middle ones is not; fixed costs per task make narrow devices look slow.
+        limit = self.slack * self._medians[(len(self._medians) - 1) // 2]
         if pace.width is None:
-            return self._widest(pace.usual, limit)
-        if len(pace.recent) == RECENT:
+            return self._widest(pace.median, limit)
+        if len(pace.recent) == RECENT_TASKS:
             if min(pace.recent) * self._share(pace.width) > MARGIN * limit:
-                return self._widest(pace.usual, limit)
+                return self._widest(pace.median, limit)
             return max(pace.width, self._widest(MARGIN * max(pace.recent), limit))
         return pace.width
 
@@ -115,7 +112,7 @@ class SubmodelFitting(Observer):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._paces = {device: Pace(*pace) for device, pace in state["paces"].items()}
-        self._usual = sorted(pace.usual for pace in self._paces.values())
+        self._medians = sorted(pace.median for pace in self._paces.values())
 
 
 class WithSubmodels:

@@ -17,7 +17,7 @@ from latecomer.core.strategy import ServerView, Weigh
 from latecomer.core.submodel import name_of, take
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.parts.compensation import InversionCompensator
-from latecomer.strategies.parts.inversion import alike, replay_each
+from latecomer.strategies.parts.inversion import grouped, replay_each
 
 # A device away for more than this many times its last staleness may never come back.
 MAX_ABSENCE = 2
@@ -92,7 +92,7 @@ class SurrogateUpdates:
         """The deltas of training each base on its device's estimated examples."""
         deltas = list(bases)
         names = [name_of(task.submodel) for task in tasks]
-        for places in alike(names):
+        for places in grouped(names):
             model = cast(FlatModel, view.network(tasks[places[0]].submodel))
             estimates = [self.compensator.last[tasks[i].device].estimate for i in places]
             found = replay_each(model, [bases[i] for i in places], estimates)

@@ -1,8 +1,8 @@
-"""Does a late update know something that the others do not? FedDC Eq. 7, Intertwined Eq. 7-8.
+"""The uniqueness gate: whether a late update differs from those on time. Intertwined, Eq. 7 and 8.
 
-Compared are the deltas of one moment: the late one and those that came in time from the same
-model. Of each only a sketch is kept, in which cosines are right to about 1/sqrt(WIDTH), so that
-memory does not grow with the delay.
+The late delta is compared by cosine distance (FedDC, Eq. 7) with the deltas that arrived on time
+from the same model version. Only a random-sign sketch of each is kept, in which cosines have an
+error of about 1/sqrt(SKETCH_SIZE), so memory does not grow with the delay.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from torch import Tensor
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ServerView
 
-Rule = Literal["nearest", "mean", "off"]
-WIDTH = 512
-PEERS = 64  # sketches kept per version
+Gate = Literal["nearest", "mean", "off"]
+SKETCH_SIZE = 512
+MAX_PEERS = 64  # sketches kept per version
 
 
 def sketch(delta: Tensor) -> Tensor:
-    """A short vector of length 1; dot products of two are about the cosines of the deltas."""
+    """A unit vector of SKETCH_SIZE; dot products of two approximate the cosines of the deltas."""
     signs = _signs(delta.numel())
-    folded = F.pad(delta * signs, (0, -delta.numel() % WIDTH)).view(-1, WIDTH).sum(0)
+    folded = F.pad(delta * signs, (0, -delta.numel() % SKETCH_SIZE)).view(-1, SKETCH_SIZE).sum(0)
     return F.normalize(folded, dim=0)
 
 
@@ -34,29 +34,29 @@ def _signs(size: int) -> Tensor:
     return torch.randint(0, 2, (size,), generator=rng).mul_(2).sub_(1).float()
 
 
-def is_unique(late: Tensor, peers: Tensor, rule: Rule) -> bool:
-    """Whether the late sketch stands apart from those of its peers (rows).
+def is_unique(late: Tensor, peers: Tensor, gate: Gate) -> bool:
+    """Whether the late sketch is far from those of its peers (rows).
 
     "mean" is Eq. 8 (with i != j): the mean distance to the peers exceeds the mean distance among
     them. "nearest": the distance to the closest peer exceeds half the mean distance among them;
-    a group of a few alike among many others is unique by "mean" and not by this.
+    so a late update with one similar peer among many others is not unique. "off": always True.
     """
     count = len(peers)
-    if rule == "off" or count < 2:
+    if gate == "off" or count < 2:
         return True
     total = peers.sum(0)
     # The sum over all pairs i != j of unit vectors, without forming the pairs.
     among = 1.0 - ((total @ total).item() - count) / (count * (count - 1))
     distances = 1.0 - peers @ late
-    if rule == "mean":
+    if gate == "mean":
         return distances.mean().item() > among
     return distances.min().item() > 0.5 * among
 
 
 class Peers:
-    """Sketches of the updates that came in time, as long as somebody is still out with that model.
+    """Sketches of the updates on time, by model version, while a task on that version is open.
 
-    Where a model has fewer than two (fully asynchronous modes), the latest ones are asked instead.
+    For a version with fewer than two (fully asynchronous modes) the latest of all versions serve.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Peers:
         if key not in self._of_version:
             self._prune(view)
         peers = self._of_version.setdefault(key, [])
-        if len(peers) < PEERS and contribution.delta.any():  # nothing has no direction
+        if len(peers) < MAX_PEERS and contribution.delta.any():  # a zero delta has no direction
             peers.append(sketch(contribution.delta))
 
     def of(self, contribution: Contribution) -> Tensor:
@@ -75,12 +75,12 @@ class Peers:
         size = contribution.delta.numel()
         found = self._of_version.get((contribution.task.version, size), [])
         if len(found) < 2:
-            alike = (some for key, some in self._of_version.items() if key[1] == size)
-            found = [one for some in alike for one in some][-PEERS:]
-        return torch.stack(found) if found else torch.empty(0, WIDTH)
+            same_size = (some for key, some in self._of_version.items() if key[1] == size)
+            found = [one for some in same_size for one in some][-MAX_PEERS:]
+        return torch.stack(found) if found else torch.empty(0, SKETCH_SIZE)
 
     def _prune(self, view: ServerView) -> None:
-        recent = set(list(self._of_version)[-PEERS:])
+        recent = set(list(self._of_version)[-MAX_PEERS:])
         self._of_version = {
             key: some
             for key, some in self._of_version.items()

@@ -1,7 +1,7 @@
-"""Parts for the *weigh* slot: how much an update counts.
+"""Parts for the *weigh* slot: the weight of an update from its staleness and number of examples.
 
-A weight is computed anew from each contribution and never carried over to the next. A part may
-remember facts about the fleet, such as who has how many examples.
+A weight is computed from each contribution alone and never multiplied into the next one. A part may
+keep facts about the fleet, such as the number of examples of every device.
 """
 
 import math
@@ -15,7 +15,7 @@ Decay = Callable[[int], float]
 
 
 def constant() -> Decay:
-    """s(tau) = 1."""
+    """s(tau) = 1: staleness is ignored."""
     return lambda staleness: 1.0
 
 
@@ -66,8 +66,8 @@ def by_examples(decay: Decay | None = None) -> Weigh:
 class ByShareOfExamples:
     """s(tau, M) * n_i / N, with N the examples of all M known devices.
 
-    A device tells its number with its updates. One that has not been heard of counts with the
-    mean of the others.
+    A device reports n_i with its updates. A device without an update counts with the mean of the
+    others.
     """
 
     def __init__(self, decay: Callable[[int, int], float] | None = None) -> None:
@@ -76,12 +76,12 @@ class ByShareOfExamples:
         self._total = 0
 
     def __call__(self, contribution: Contribution, view: ServerView) -> float:
-        device, own = contribution.task.device, contribution.update.num_examples
-        self._total += own - self._examples.get(device, 0)
-        self._examples[device] = own
-        heard = len(self._examples)
-        devices = max(heard, len(view.idle) + len(view.working))  # some of them may be away
-        share = own / (self._total * devices / heard)
+        device, count = contribution.task.device, contribution.update.num_examples
+        self._total += count - self._examples.get(device, 0)
+        self._examples[device] = count
+        known = len(self._examples)
+        devices = max(known, len(view.idle) + len(view.working))  # known ones may be absent
+        share = count / (self._total * devices / known)
         return share if self.decay is None else share * self.decay(contribution.staleness, devices)
 
     def state(self) -> dict[str, Any]:
