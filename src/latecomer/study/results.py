@@ -1,8 +1,6 @@
 """Reads the folder of a run or a comparison: tables as pandas data frames, JSON as dicts."""
 
 import json
-import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
@@ -13,8 +11,6 @@ from typing import Any
 import pandas as pd
 
 from latecomer.errors import BadInput
-
-STALENESS = re.compile(r'"staleness":(\d+)[,}]')
 
 
 @dataclass(frozen=True)
@@ -52,21 +48,6 @@ class Result:
             return pd.read_json(StringIO(text[: text.rfind("\n") + 1]), lines=True)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path}: cannot be read: {error}") from error
-
-    @cached_property
-    def staleness(self) -> dict[int, int]:
-        """Staleness -> number of arriving updates, in ascending order."""
-        path, counts = self.folder / "events.jsonl", Counter[int]()
-        try:
-            with path.open(encoding="utf-8") as lines:
-                for line in lines:
-                    if not line.startswith("{"):
-                        raise ValueError("a line is no event")
-                    if '"event":"arrival"' in line and (found := STALENESS.search(line)):
-                        counts[int(found[1])] += 1
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: cannot be read: {error}") from error
-        return dict(sorted(counts.items()))
 
     @property
     def deployed(self) -> bool:

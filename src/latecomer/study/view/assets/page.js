@@ -336,8 +336,7 @@ window.Latecomer = window.Latecomer || {};
 
   // One document: facts, charts, tables, texts. `update` replaces it with a later one of the run.
   class Sheet {
-    constructor(doc, options) {
-      this.options = options || {};
+    constructor(doc) {
       this.charts = new Map();
       this.tables = new Map();
       this.facts = make("dl", { class: "facts" });
