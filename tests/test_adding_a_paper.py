@@ -16,9 +16,9 @@ INSTALL = """
 import sys
 from pathlib import Path
 
-import latecomer.strategies
+import latecomer.strategies.papers
 
-latecomer.strategies.__path__.append(str(Path(__file__).parent / "strategies"))
+latecomer.strategies.papers.__path__.append(str(Path(__file__).parent / "papers"))
 """
 
 
@@ -32,8 +32,8 @@ def installed(tmp_path_factory):
     """A folder with the strategy where the package finds it, and its test."""
     folder = tmp_path_factory.mktemp("added")
     strategy, test = the_blocks()
-    (folder / "strategies").mkdir()
-    (folder / "strategies" / "async_momentum.py").write_text(strategy)
+    (folder / "papers").mkdir()
+    (folder / "papers" / "async_momentum.py").write_text(strategy)
     (folder / "installed.py").write_text(INSTALL)
     (folder / "test_async_momentum.py").write_text(test)
     (folder / "latecomer_here.py").write_text(
