@@ -254,14 +254,15 @@ def test_a_hundred_models_share_eight_colours() -> None:
     assert panel.views[0].series[-1].y[-1] == 93
 
 
-def test_compensation_errors_and_switch_off() -> None:
+@pytest.mark.parametrize("kind", ["validation", "judgement"])  # the second in older logs
+def test_compensation_errors_and_switch_off(kind: str) -> None:
     compensated = {"device": 0, "task": 0, "lineage": "main", "staleness": 9, "weight": 1.0}
     validated = {"device": 0, "task": 1, "lineage": "main", "gap": 2}
     history = history_of(
         line(1, "compensation", **compensated, gamma=1.0, seconds=0.5),
         line(2, "compensation", **compensated, gamma=0.0, seconds=0.25),
-        line(3, "validation", **validated, error_estimate=0.1, error_stale=0.4),
-        line(4, "validation", **validated, error_estimate=None, error_stale=0.4),
+        line(3, kind, **validated, error_estimate=0.1, error_stale=0.4),
+        line(4, kind, **validated, error_estimate=None, error_stale=0.4),
         line(5, "switch", lineage="main", version=7, error_estimate=0.5, error_stale=0.4),
     )
     panel = compensation(history, SECONDS)
