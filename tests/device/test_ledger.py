@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from math import exp, inf, log, log1p, sqrt
+from math import exp, inf, log, log1p, nextafter, sqrt
 from statistics import NormalDist
 
 import dp_accounting as dp
@@ -167,6 +167,9 @@ def test_earlier_releases_of_another_kind_count_towards_the_budget() -> None:
     assert ledger.affords(release, 1, budget, DELTA, "pld")
     ledger.charge(Release("gaussian", 1.0))
     assert not ledger.affords(release, 1, budget, DELTA, "pld")
+    exact = ledger.would_spend(release, 1, DELTA, "pld")
+    assert ledger.affords(release, 1, exact, DELTA, "pld")  # a budget may be spent to the end
+    assert not ledger.affords(release, 1, nextafter(exact, 0.0), DELTA, "pld")
 
 
 @given(
