@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latecomer.device.ledger import KINDS, Ledger, Release, multiplier_for, spent
+from latecomer.device.ledger import KINDS, Ledger, Release, composed_epsilon, multiplier_for
 from latecomer.errors import BadInput
 
 DELTA = 1e-5
@@ -22,7 +22,7 @@ SAMPLED = Release("gaussian", 1.2, 0.2)
 
 
 def alone(release: Release, count: int = 1, delta: float = DELTA, accountant="pld") -> float:
-    return spent(((release, count),), delta, accountant)
+    return composed_epsilon(((release, count),), delta, accountant)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,57 @@ def test_what_nominal_epsilon_1_truly_is(
     for _ in range(releases):
         ledger.charge(Release("gaussian", NOMINAL))
     assert ledger.epsilon(DELTA, accountant) == pytest.approx(epsilon, abs=tolerance)
+
+
+def directly(event: dp.DpEvent, accountant: str, delta: float = DELTA) -> float:
+    made = PLDAccountant() if accountant == "pld" else RdpAccountant()
+    return float(made.compose(event).get_epsilon(delta))
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("release", "event"),
+    [
+        (Release("gaussian", 3.0), dp.GaussianDpEvent(3.0)),
+        (Release("laplace", 5.0), dp.LaplaceDpEvent(5.0)),
+        (SAMPLED, dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(1.2))),
+    ],
+)
+def test_k_releases_cost_what_the_chosen_accountant_says(
+    release: Release, event: dp.DpEvent, accountant: str
+) -> None:
+    """Epsilon by PLD may be above dp_accounting's by its coarser discretisation: at most 0.1%."""
+    ledger, before = Ledger(), 0.0
+    for releases in (1, 2, 5):
+        while sum(count for _, count in ledger.history) < releases:
+            ledger.charge(release)
+        found = ledger.epsilon(DELTA, accountant)
+        expected = directly(dp.SelfComposedDpEvent(event, releases), accountant)
+        assert found == pytest.approx(expected, rel=1e-3 if accountant == "pld" else 1e-9)
+        assert found > before
+        before = found
+    assert ledger.epsilon(1e-3, accountant) < before
+
+
+def test_gaussian_releases_compose_to_one_gaussian() -> None:
+    """1 / 3^2 + 1 / 4^2 = 1 / 2.4^2, and 1 / 10^2 + 3 / 10^2 = 1 / 5^2."""
+    mixed = Ledger([(Release("gaussian", 3.0), 1), (Release("gaussian", 4.0), 1)])
+    for accountant in ("pld", "rdp"):
+        expected = alone(Release("gaussian", 2.4), accountant=accountant)
+        assert mixed.epsilon(DELTA, accountant) == pytest.approx(expected, rel=1e-9)
+        expected = alone(Release("gaussian", 5.0), accountant=accountant)
+        four = alone(Release("gaussian", 10.0), 4, accountant=accountant)
+        assert four == pytest.approx(expected, rel=1e-9)
+    assert mixed.epsilon(DELTA, "pld") == pytest.approx(dp.get_epsilon_gaussian(2.4, DELTA))
+
+
+def test_releases_that_cost_nothing_leave_the_others_as_they_are() -> None:
+    one = ((Release("laplace", 3.0), 2),)
+    free = ((Release("gaussian", inf), 3), (Release("gaussian", 0.0), 0))
+    for accountant in ("pld", "rdp"):
+        assert composed_epsilon((*free, *one), DELTA, accountant) == composed_epsilon(
+            one, DELTA, accountant
+        )
 
 
 GAUSSIANS = [
@@ -136,9 +187,9 @@ def test_devices_that_released_the_same_are_accounted_once() -> None:
             other.charge(release)
     assert one.history == other.history
     one.epsilon(1e-6, "pld")
-    before = spent.cache_info().misses
+    before = composed_epsilon.cache_info().misses
     other.epsilon(1e-6, "pld")
-    assert spent.cache_info().misses == before
+    assert composed_epsilon.cache_info().misses == before
 
 
 def test_what_has_left_cannot_be_taken_back() -> None:
@@ -152,13 +203,41 @@ def test_what_has_left_cannot_be_taken_back() -> None:
 )
 @pytest.mark.parametrize("step", [1, 7])
 def test_a_budget_ends_where_the_next_release_exceeds_it(release: Release, step: int) -> None:
-    budget, ledger, misses = 3.0, Ledger(), spent.cache_info().misses
+    budget, ledger, misses = 3.0, Ledger(), composed_epsilon.cache_info().misses
     while ledger.affords(release, step, budget, DELTA, "pld"):
         ledger.charge(release, step)
         assert ledger.history[0][1] < 10_000
-    assert spent.cache_info().misses - misses < 25
+    assert composed_epsilon.cache_info().misses - misses < 25
     assert ledger.epsilon(DELTA, "pld") <= budget
     assert ledger.would_spend(release, step, DELTA, "pld") > budget
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_a_budget_of_exactly_the_epsilon_is_enough(
+    before: int, count: int, accountant: str
+) -> None:
+    """At and beside powers of two, up to which counts are rounded."""
+    release = Release("gaussian", NOMINAL)
+    ledger = Ledger([(release, before)])
+    budget = ledger.would_spend(release, count, DELTA, accountant)
+    assert budget == alone(release, before + count, accountant=accountant)
+    assert ledger.affords(release, count, budget, DELTA, accountant)
+    assert not ledger.affords(release, count, nextafter(budget, 0), DELTA, accountant)
+    assert not ledger.affords(release, count + 1, budget, DELTA, accountant)
+
+
+def test_a_mixed_ledger_affords_exactly_its_epsilon() -> None:
+    ledger = Ledger(HISTORY)
+    budget = ledger.would_spend(SAMPLED, 3, DELTA, "rdp")
+    assert ledger.affords(SAMPLED, 3, budget, DELTA, "rdp")
+    assert not ledger.affords(SAMPLED, 3, nextafter(budget, 0), DELTA, "rdp")
+
+
+def test_no_release_is_always_affordable() -> None:
+    assert Ledger().affords(SAMPLED, 0, 1e-9, DELTA, "rdp")
+    assert not Ledger().affords(SAMPLED, 1, 1e-9, DELTA, "rdp")
 
 
 def test_earlier_releases_of_another_kind_count_towards_the_budget() -> None:
@@ -259,6 +338,8 @@ def test_rdp_does_not_chatter(caplog: pytest.LogCaptureFixture) -> None:
         (lambda: Release("gaussian", 1.0, 1.1), "above 0, at most 1"),
         (lambda: alone(SAMPLED, accountant="moments"), "pld, rdp"),
         (lambda: alone(SAMPLED, delta=0.0), "above 0 and below 1"),
+        (lambda: alone(SAMPLED, delta=1.0), "above 0 and below 1"),
+        (lambda: multiplier_for(-1.0, DELTA, "gaussian", 1.0, 1, "pld"), "above 0"),
         (lambda: multiplier_for(0.0, DELTA, "gaussian", 1.0, 1, "pld"), "above 0"),
         (lambda: multiplier_for(1.0, DELTA, "gaussian", 1.0, 0, "pld"), "1 or more"),
     ],

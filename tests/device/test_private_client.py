@@ -14,7 +14,7 @@ from latecomer.core.submodel import Submodel, take
 from latecomer.device import client as client_module
 from latecomer.device.client import LEDGER, Client
 from latecomer.device.flat import FlatModel
-from latecomer.device.ledger import Ledger, Release, spent
+from latecomer.device.ledger import Ledger, Release, composed_epsilon
 from latecomer.device.memory import DeviceMemory
 from latecomer.device.networks import build_networks
 from latecomer.device.privacy import Privacy, noise_rng, per_release_multiplier
@@ -285,7 +285,7 @@ def test_the_ledger_grows_by_what_a_task_releases(
         update = device(privacy).perform(task(number), memory)
         expected = {Release("gaussian", NOMINAL, rate): count * number}
         assert history(memory) == expected
-        assert update.epsilon == spent(tuple(expected.items()), 1e-5, "pld")
+        assert update.epsilon == composed_epsilon(tuple(expected.items()), 1e-5, "pld")
         assert not update.last
 
 
@@ -313,7 +313,8 @@ def test_an_update_that_is_not_sent_is_charged_too() -> None:
 def affordable(tasks: int) -> float:
     """A budget for so many releases at a nominal epsilon of 1, and not for one more."""
     low, high = (
-        spent(((Release("gaussian", NOMINAL), n),), 1e-5, "pld") for n in (tasks, tasks + 1)
+        composed_epsilon(((Release("gaussian", NOMINAL), n),), 1e-5, "pld")
+        for n in (tasks, tasks + 1)
     )
     return (low + high) / 2
 
@@ -331,7 +332,7 @@ def test_the_last_affordable_task_is_the_last() -> None:
 
 
 def test_an_exact_budget_is_spent_to_the_end() -> None:
-    exact = spent(((Release("gaussian", NOMINAL), 4),), 1e-5, "pld")
+    exact = composed_epsilon(((Release("gaussian", NOMINAL), 4),), 1e-5, "pld")
     poor, memory = device(replace(UPDATE, budget=exact)), dict[str, Tensor]()
     updates = [poor.perform(task(number), memory) for number in range(5)]
     assert [update.last for update in updates] == [False, False, False, True, True]

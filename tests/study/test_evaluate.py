@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latecomer.core.messages import ServingSettings
+from latecomer.core.messages import Joined, ServingSettings
 from latecomer.core.server import Server
 from latecomer.core.strategy import ServerView
 from latecomer.core.submodel import take
@@ -30,7 +30,7 @@ MakeConfig = Callable[..., Config]
 NETWORK = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)  # two weights, then two biases
 UP = torch.tensor([0.0, 1.0, 0.0, 0.0])  # logits (0, x): class 1 where x > 0
 DOWN = -UP
-DRIFT = 5.0  # the virtual time from which labels are swapped
+DRIFT = 0.5  # the virtual time from which labels are swapped
 
 
 class FixedPersonalisation:
@@ -101,7 +101,7 @@ class FakeExperiment:
         )
 
     def networks(self, submodel: object) -> FlatModel:
-        return NETWORK
+        return self.model
 
     def train_of(self, device: int, time: float = 0.0) -> Examples:
         return at(self.devices[device][0], time)
@@ -237,13 +237,21 @@ def cross_entropy(*margins: float) -> float:
 CLUSTERS = ({"a": UP, "b": DOWN}, {0: "a", 1: "a", 2: "b", 3: "b"})
 
 
-@pytest.mark.parametrize("vmap_trouble", [None, "cannot be batched"])
+class Unbatchable(nn.Linear):
+    """Raises under vmap, because its control flow depends on the parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.weight.sum() < 1e9 else x
+
+
+@pytest.mark.parametrize("batched", [True, False])
 def test_central_scores_count_a_model_by_the_training_devices_of_its_cluster(
-    vmap_trouble: str | None,
+    batched: bool,
 ) -> None:
     """Two devices of model a, with 2 of 3 right, and one of model b, with 1 of 3 right."""
     server: Any = FakeServer(*CLUSTERS)
-    found = evaluator(vmap_trouble=vmap_trouble).central(server)
+    other = {"model": FlatModel(lambda: Unbatchable(1, 2), (1,), 2), "vmap_trouble": "it branches"}
+    found = evaluator(**({} if batched else other)).central(server)
     assert found.accuracy == pytest.approx(5 / 9)
     loss = (2 * cross_entropy(1, 1, -1) + cross_entropy(-1, -1, 1)) / 3
     assert found.loss == pytest.approx(loss)
@@ -269,6 +277,16 @@ def test_at_most_so_many_central_examples_are_used(max_examples: int) -> None:
     assert found.accuracy == pytest.approx(right)
 
 
+class Recorded(FlatModel):
+    """Records the batch sizes of its forward passes."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def logits(self, params: Tensor, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return super().logits(params, x)
+
+
 def test_many_models_and_many_examples_are_evaluated_in_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,13 +297,19 @@ def test_many_models_and_many_examples_are_evaluated_in_batches(
     # Model i predicts class 1 where x > i - 0.6. Devices 0 to 4 have one each.
     devices = [(examples([1.0], [1]), examples([3.0, 0.0, 0.0], [1, 0, 1]))] * 5
     server: Any = FakeServer(models, {i: str(i) for i in range(5)})
-    found = evaluator(devices=devices)
+    recorded = Recorded(lambda: nn.Linear(1, 2), (1,), 2)
+    found = evaluator(devices=devices, model=recorded)
     # Central x = -1, 1, 1 with y = 0, 1, 0: 2 right for i = 0 and 1, 2 right beyond that as well.
     assert found.central(server).accuracy == pytest.approx(2 / 3)
+    assert recorded.sizes == [2, 1] * 3
     assert found.central(server).accuracy_affected == pytest.approx(2 / 5)
     # Local x = 3, 0, 0 with y = 1, 0, 1: i = 0 has 2 right, 1 to 3 have 2, 4 has 1.
     each = found.local_test(server).each
     assert list(each.values()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2 / 3, 1 / 3])
+    recorded.sizes.clear()
+    one: Any = FakeServer({"main": UP})
+    assert found.local_test(one).mean == pytest.approx(2 / 3)  # 15 examples of five devices
+    assert recorded.sizes == [4, 4, 4, 3]
 
 
 def of(accuracy: float) -> Scores:
@@ -332,8 +356,17 @@ def experiment(tiny: MakeConfig, request: pytest.FixtureRequest) -> Experiment:
     return Experiment(tiny(f"submodels.level={request.param}"))
 
 
-def with_serving(experiment: Experiment, serving: FixedPersonalisation) -> Server:
+def with_tasks(experiment: Experiment) -> Server:
+    """A server that has given every device a task, with the sub-model of the device."""
     server = experiment.server()
+    server.handle(*(Joined(device) for device in experiment.clients))
+    submodels = {server.submodel_of(device) for device in experiment.clients}
+    assert (len(submodels) > 1) == (experiment.config.submodels.level == "declared")
+    return server
+
+
+def with_serving(experiment: Experiment, serving: FixedPersonalisation) -> Server:
+    server = with_tasks(experiment)
     server.strategy = replace(server.strategy, observers=(serving,))
     return server
 
@@ -352,7 +385,7 @@ def trained_update(network: FlatModel, params: Tensor, data: Examples) -> Tensor
 
 
 def test_every_device_personalises_its_sub_model(experiment: Experiment) -> None:
-    server = experiment.server()
+    server = with_tasks(experiment)
     head = server.store.head_params()
     updates = {}
     for device in range(1, len(experiment.clients)):  # the first has no update
@@ -384,7 +417,7 @@ def test_every_device_personalises_its_sub_model(experiment: Experiment) -> None
 
 
 def test_an_update_that_diverged_is_left_out(experiment: Experiment) -> None:
-    server = experiment.server()
+    server = with_tasks(experiment)
     head = server.store.head_params()
     diverged = {
         device: torch.full_like(take(head, server.submodel_of(device)), torch.nan)

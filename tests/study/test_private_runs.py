@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dying import DieAfter, Killed
-from latecomer.device.ledger import Release, spent
+from latecomer.device.ledger import Release, composed_epsilon
 from latecomer.device.privacy import per_release_multiplier
 from latecomer.errors import BadInput
 from latecomer.study.config import Config, load_config
@@ -33,7 +33,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def epsilon(releases: int, release: Release = NOMINAL, delta: float = 1e-5) -> float:
-    return spent(((release, releases),), delta, "pld")
+    return composed_epsilon(((release, releases),), delta, "pld")
 
 
 def last_of_each(folder: Path) -> dict[int, float]:

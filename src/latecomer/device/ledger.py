@@ -1,6 +1,6 @@
-"""What a device's releases have truly cost in privacy, by a real accountant (dp_accounting).
+"""Privacy ledger of a device: its noisy releases, and their epsilon by composition (dp_accounting).
 
-dp_accounting is imported where it is needed and not above: it costs more than a second.
+dp_accounting is imported inside functions: the import takes more than a second.
 """
 
 import logging
@@ -19,18 +19,18 @@ Kind = Literal["gaussian", "laplace"]
 Accountant = Literal["pld", "rdp"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
-PRECISION = 1e-4  # of a calibrated multiplier, relative
-# Width of the accountant's grid over the spread of one loss. Any width errs on the safe side,
-# these by less than 0.1%; Laplace losses end in a jump, and are cheap.
+PRECISION = 1e-4  # relative, of a calibrated multiplier
+# Discretisation interval of a privacy loss over its spread. Any interval overestimates epsilon,
+# these by less than 0.1%; Laplace losses end in a jump and are cheap to compute.
 GRID: dict[Kind, float] = {"gaussian": 0.05, "laplace": 0.002}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Release:
-    """A noisy answer about a device's data.
+    """One noisy release of a function of a device's data.
 
-    `multiplier` is the noise's standard deviation (Laplace: its scale) over the sensitivity.
-    `rate` below 1 claims that every example was drawn by itself with this probability, in secret.
+    `multiplier` is the standard deviation of the noise (Laplace: its scale) over the sensitivity.
+    `rate` is the probability of Poisson sampling of the examples; 1 is no sampling.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ class Release:
             raise BadInput(f"sampling rate = {self.rate}: allowed is above 0, at most 1")
 
     def event(self) -> Any:
-        """The same in the words of dp_accounting."""
+        """The release as a DpEvent of dp_accounting."""
         import dp_accounting as dp
 
         noise = {"gaussian": dp.GaussianDpEvent, "laplace": dp.LaplaceDpEvent}[self.kind]
@@ -58,7 +58,7 @@ History = tuple[tuple[Release, int], ...]
 
 
 class Ledger:
-    """How often a device has made each kind of release."""
+    """The releases of one device: a count for each distinct release."""
 
     def __init__(self, history: Iterable[tuple[Release, int]] = ()) -> None:
         self._counts: dict[Release, int] = {}
@@ -67,45 +67,51 @@ class Ledger:
 
     @property
     def history(self) -> History:
-        """Equal for devices that have released the same, in whatever order."""
+        """(release, count) pairs, sorted: equal for ledgers of the same releases in any order."""
         return tuple(sorted(self._counts.items()))
 
     def charge(self, release: Release, count: int = 1) -> None:
+        """Add `count` releases."""
         if count < 0:
-            raise ValueError(f"{count} releases: what has left a device cannot be taken back")
+            raise ValueError(f"{count} releases: a release cannot be taken back")
         if count:
             self._counts[release] = self._counts.get(release, 0) + count
 
     def epsilon(self, delta: float, accountant: Accountant) -> float:
-        """The epsilon spent so far, at this delta."""
-        return spent(self.history, delta, accountant)
+        """The epsilon of all releases so far at this delta."""
+        return composed_epsilon(self.history, delta, accountant)
 
     def would_spend(
         self, release: Release, count: int, delta: float, accountant: Accountant
     ) -> float:
-        """The epsilon spent if `count` more were made."""
-        return spent(Ledger([*self.history, (release, count)]).history, delta, accountant)
+        """The epsilon after `count` more of this release."""
+        after = Ledger([*self.history, (release, count)])
+        return after.epsilon(delta, accountant)
 
     def affords(
         self, release: Release, count: int, budget: float, delta: float, accountant: Accountant
     ) -> bool:
-        """Whether `would_spend` stays within `budget`, with few accountings in a whole run."""
+        """Whether `would_spend` is at most `budget`.
+
+        Counts are rounded up to powers of two while that fits, so that a run needs few
+        compositions.
+        """
         if self._counts.keys() - {release}:
             return self.would_spend(release, count, delta, accountant) <= budget
         total = self._counts.get(release, 0) + count
         power = 1 << max(total - 1, 0).bit_length()
-        if spent(((release, power),), delta, accountant) <= budget:
+        if composed_epsilon(((release, power),), delta, accountant) <= budget:
             return True
-        return total <= _most(release, power, budget, delta, accountant)
+        return total <= _max_releases(release, power, budget, delta, accountant)
 
     def to_tensor(self) -> Tensor:
-        """One row per kind of release: code of the noise, multiplier, rate, count."""
+        """One row per distinct release: index of its kind in `KINDS`, multiplier, rate, count."""
         rows = [(KINDS.index(r.kind), r.multiplier, r.rate, count) for r, count in self.history]
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
 
     @classmethod
     def from_tensor(cls, rows: Tensor) -> "Ledger":
-        """The ledger that `to_tensor` made `rows` of."""
+        """The inverse of `to_tensor`."""
         return cls(
             (Release(KINDS[int(code)], multiplier, rate), int(count))
             for code, multiplier, rate, count in rows.tolist()
@@ -113,11 +119,11 @@ class Ledger:
 
 
 @lru_cache(maxsize=2**16)  # the devices of a fleet share few histories
-def spent(history: History, delta: float, accountant: Accountant) -> float:
-    """The epsilon of all releases together, each chosen in the light of those before.
+def composed_epsilon(history: History, delta: float, accountant: Accountant) -> float:
+    """The epsilon at `delta` of the adaptive composition of all releases.
 
-    Every release is taken relative to its own sensitivity. What it protects is therefore decided
-    where the noise is made, and all releases of a history must mean the same neighbours by it.
+    Noise is relative to the sensitivity of each release. Which datasets are neighbours is decided
+    where the noise is added, and must be the same for all releases of a history.
     """
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
@@ -142,7 +148,7 @@ def _pld(history: list[tuple[Release, int]], delta: float) -> float:
 
     (first, _), *more = history
     if not more and first.kind == "gaussian" and first.rate == 1:
-        # Exact (Balle and Wang 2018), where a grid takes seconds for a large epsilon.
+        # Exact (Balle and Wang 2018); a discretised loss takes seconds for a large epsilon.
         return float(dp.get_epsilon_gaussian(first.multiplier, delta))
     grid = min(GRID[r.kind] * r.rate / r.multiplier for r, _ in history)
     losses = (_loss(release, grid).self_compose(count) for release, count in history)
@@ -153,8 +159,8 @@ def _pld(history: list[tuple[Release, int]], delta: float) -> float:
 def _loss(release: Release, grid: float) -> Any:
     """The privacy loss distribution of one release.
 
-    To dp_accounting all our neighbours are ADD_OR_REMOVE_ONE, its default: under REPLACE_ONE it
-    doubles the sensitivity, and ours is that of replacing already.
+    With dp_accounting's default relation ADD_OR_REMOVE_ONE: under REPLACE_ONE it doubles the
+    sensitivity, and the multiplier here is relative to the sensitivity of replacing already.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -173,10 +179,10 @@ def _rdp(history: list[tuple[Release, int]], delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _divergences(release: Release) -> Any:
-    """The Rényi divergences of one release at the usual orders."""
+    """The Rényi divergences of one release at the default orders of dp_accounting."""
     import dp_accounting as dp
 
-    # It warns of every order it leaves out; leaving one out errs on the safe side.
+    # It warns of every order that it leaves out, which can only overestimate epsilon.
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -192,12 +198,14 @@ def _divergences(release: Release) -> Any:
 
 
 @lru_cache(maxsize=2**16)
-def _most(release: Release, power: int, budget: float, delta: float, accountant: Accountant) -> int:
-    """How many such releases fit the budget, given that `power` do not; at least `power` // 2."""
+def _max_releases(
+    release: Release, power: int, budget: float, delta: float, accountant: Accountant
+) -> int:
+    """The largest count of at least `power` // 2 that fits the budget; `power` does not fit."""
     low, high = power // 2, power
     while high - low > 1:
         middle = (low + high) // 2
-        if spent(((release, middle),), delta, accountant) <= budget:
+        if composed_epsilon(((release, middle),), delta, accountant) <= budget:
             low = middle
         else:
             high = middle
@@ -208,9 +216,9 @@ def _most(release: Release, power: int, budget: float, delta: float, accountant:
 def multiplier_for(
     epsilon: float, delta: float, kind: Kind, rate: float, releases: int, accountant: Accountant
 ) -> float:
-    """The least multiplier with which so many releases spend at most epsilon in all.
+    """The smallest multiplier with which `releases` releases compose to at most `epsilon`.
 
-    Never below what is needed, and at most `PRECISION` above.
+    It is at most a factor 1 + `PRECISION` too large, and never too small.
     """
     if not epsilon > 0:
         raise BadInput(f"epsilon = {epsilon}: allowed is above 0")
@@ -221,7 +229,7 @@ def multiplier_for(
 
     def fits(multiplier: float) -> bool:
         history = ((Release(kind, multiplier, rate), releases),)
-        return spent(history, delta, accountant) <= epsilon
+        return composed_epsilon(history, delta, accountant) <= epsilon
 
     high = 1.0
     while not fits(high):

@@ -98,7 +98,7 @@ class Evaluator:
         if not settings.interpolation:
             logits = _logits(network, params, torch.cat([test.x for test in tests]))
             shared = torch.split(logits, [len(test.y) for test in tests])
-        if personalisation is None or not (settings.interpolation or settings.prior_correction):
+        if personalisation is None:
             yield from shared
             return
         for i, (device, test) in enumerate(zip(devices, tests, strict=True)):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latecomer.core.strategy import Strategy
-from latecomer.device.ledger import spent
+from latecomer.device.ledger import composed_epsilon
 from latecomer.fleet.profile import Windows
 from latecomer.study.advice.dry_run import Arrivals, Load, dry_run, loads_of
 from latecomer.study.advice.facts import Budget, Scenario
@@ -207,7 +207,7 @@ def _budget(experiment: Experiment, tasks: NDArray[np.float64]) -> Budget | None
 
     def after(number: float) -> float:
         count = max(1, round(number)) * per_task
-        return spent(((release, count),), privacy.delta, privacy.accountant)
+        return composed_epsilon(((release, count),), privacy.delta, privacy.accountant)
 
     mean, largest = float(tasks.mean()), float(tasks.max())
     return Budget(
