@@ -56,7 +56,8 @@ def test_a_deployed_run_is_resumed_by_one_only(tmp_path):
 
 def test_a_damaged_checkpoint_leaves_no_lock(tmp_path):
     a_deployment(tmp_path).run(Bounds(5))
-    (tmp_path / "checkpoint" / "latest").write_text("nowhere")
+    for pointer in ("latest", "previous"):
+        (tmp_path / "checkpoint" / pointer).write_text("nowhere")
     for _ in range(2):
         with pytest.raises(BadInput, match="damaged"):
             a_deployment(tmp_path)

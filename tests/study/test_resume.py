@@ -169,7 +169,7 @@ def latest(folder: Path) -> Path:
 
 def test_only_the_owner_reads_a_checkpoint(stopped: Path) -> None:
     places = [stopped / "checkpoint", *(stopped / "checkpoint").rglob("*")]
-    assert len(places) == 5
+    assert len(places) == 6
     for path in places:
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
@@ -177,7 +177,9 @@ def test_only_the_owner_reads_a_checkpoint(stopped: Path) -> None:
 
 def test_old_checkpoints_are_removed(tiny: MakeConfig, tmp_path: Path) -> None:
     start_run(tiny("stop.updates=30", "checkpoint.every=5"), tmp_path / "run")
-    assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 2
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
+    assert len(kept) == 4
+    assert kept[:2] == ["latest", "previous"]
 
 
 def truncate_tensors(folder: Path) -> None:
@@ -215,8 +217,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no json": (lambda folder: (latest(folder) / "state.json").unlink(), "damaged"),
     "no tensors": (lambda folder: (latest(folder) / "state.safetensors").unlink(), "damaged"),
     "a list": (lambda folder: (latest(folder) / "state.json").write_text("[]"), "damaged"),
-    "another format": (other_format, "format 99, this version reads 3"),
-    "half a state": (drop_server, "does not fit"),
+    "another format": (other_format, "format 99, this version reads"),
+    "half a state": (drop_server, "checksum"),
     "another model": (another_model, "does not fit the run: a model of 610 parameters"),
     "empty pointer": (lambda folder: (folder / "checkpoint/latest").write_text(""), "damaged"),
     "binary pointer": (

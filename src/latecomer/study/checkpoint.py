@@ -1,9 +1,11 @@
-"""Checkpoints: a state as safetensors + JSON, complete or not there at all.
+"""Checkpoints: a state as safetensors and JSON with checksums, complete or not there at all.
 
-Each is a folder of its own under `checkpoint/`; the file `latest` names the valid one and is
-replaced in one step, so a run killed at any moment finds either the old or the new checkpoint.
+Each is a folder under `checkpoint/`. The file `latest` names the newest and is replaced in one
+step, so a run killed at any moment finds either the old or the new checkpoint. The one before it is
+kept too: if a checksum of the newest does not match, the older one is loaded.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,17 +18,23 @@ from safetensors.torch import load_file, save_file
 from latecomer.core.codec import decode, encode, storable
 from latecomer.errors import BadInput
 
-FORMAT = 4
+FORMAT = 5
+FILES = ("state.json", "state.safetensors")
+CHECKSUMS = "sha256.json"  # file -> sha256 of its content
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`. Readable by the owner only."""
+    """The checkpoints of one run, in `folder`. Readable by the owner only.
+
+    After `load`, `fallback` says why the newest checkpoint was not used; empty if it was.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.fallback = ""
 
     def save(self, state: Any, name: str) -> None:
-        """Write `state` and make it the latest; older ones are removed."""
+        """Write `state` and make it the latest; the one before is kept, older ones are removed."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         target = self.folder / name
         shutil.rmtree(target, ignore_errors=True)
@@ -35,38 +43,73 @@ class Checkpoints:
         save_file(storable(tensors), target / "state.safetensors")
         document = {"format": FORMAT, "state": tree}
         (target / "state.json").write_text(json.dumps(document), encoding="utf-8")
+        checksums = {file: _sha256(target / file) for file in FILES}
+        (target / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
         for file in target.iterdir():
             file.chmod(0o600)
             _sync(file)
         _sync(target)
-        pointer = self.folder / "latest.new"
-        pointer.write_text(name, encoding="utf-8")
-        pointer.chmod(0o600)
-        _sync(pointer)
-        pointer.replace(self.folder / "latest")
-        _sync(self.folder)
+        before = self._named("latest")
+        self._point("previous", before)
+        self._point("latest", name)
         for old in self.folder.iterdir():
-            if old.is_dir() and old.name != name:
+            if old.is_dir() and old.name not in (name, before):
                 shutil.rmtree(old)
 
     def load(self) -> Any | None:
-        """The latest state, or None if there is none yet."""
+        """The newest state that is undamaged, or None if there is none yet."""
+        newest, before = self._named("latest"), self._named("previous")
+        if newest is None:
+            return None
         try:
-            name = (self.folder / "latest").read_text(encoding="utf-8", errors="replace")
+            return _load(self.folder / newest)
+        except BadInput as error:
+            if before is None or before == newest or not (self.folder / before).is_dir():
+                raise
+            state = _load(self.folder / before)
+            self.fallback = f"{error}; continued from the one before, {before}"
+            return state
+
+    def _named(self, pointer: str) -> str | None:
+        try:
+            return (self.folder / pointer).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return None
-        source = self.folder / name
-        try:
-            document = json.loads((source / "state.json").read_text(encoding="utf-8"))
-            if document["format"] != FORMAT:
-                raise BadInput(
-                    f"{source}: checkpoint format {document['format']}, this version reads {FORMAT}"
-                )
-            return decode(document["state"], load_file(source / "state.safetensors"))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            if isinstance(error, BadInput):
-                raise
-            raise BadInput(f"{source}: the checkpoint is damaged: {error}") from error
+
+    def _point(self, pointer: str, name: str | None) -> None:
+        """Replace the file `pointer` in one step."""
+        if name is None:
+            return
+        new = self.folder / f"{pointer}.new"
+        new.write_text(name, encoding="utf-8")
+        new.chmod(0o600)
+        _sync(new)
+        new.replace(self.folder / pointer)
+        _sync(self.folder)
+
+
+def _load(source: Path) -> Any:
+    """The state in this folder; BadInput if a file is missing, damaged or of another version."""
+    try:
+        document = json.loads((source / "state.json").read_text(encoding="utf-8"))
+        if document["format"] != FORMAT:
+            raise BadInput(
+                f"{source}: checkpoint format {document['format']}, this version reads {FORMAT}"
+            )
+        checksums = json.loads((source / CHECKSUMS).read_text(encoding="utf-8"))
+        for file in FILES:
+            if checksums[file] != _sha256(source / file):
+                raise ValueError(f"the checksum of {file} does not match")
+        return decode(document["state"], load_file(source / "state.safetensors"))
+    except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{source}: the checkpoint is damaged: {error}") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -88,7 +88,11 @@ class Deployment:
         """The log line of a resumed run: its id, the new session, and the open tasks by key."""
         keys = self.loop.in_flight.keys
         names = {"run": self.loop.shared.run_id, "session": self.loop.shared.session}
-        return Note("resume", {"version": self.saved, **names, "open": [*keys.values()]})
+        fields = {"version": self.saved, **names, "open": [*keys.values()]}
+        if self.checkpoints.fallback:
+            log.warning(self.checkpoints.fallback)
+            fields["reason"] = self.checkpoints.fallback
+        return Note("resume", fields)
 
     def run(self, bounds: Bounds) -> str:
         try:

@@ -204,8 +204,7 @@ class Experiment:
             self.model.init(self.config.seed),
             self.strategy,
             self.spec,
-            # Simulated devices neither lie about how much they have nor flood the server.
-            Checks(self.config.server.norm_ratio, examples_ratio=0.0, votes=0),
+            Checks(self.config.server.norm_ratio),  # as in a deployment
             self.config.seed,
             networks=self.networks,
         )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 
-from latecomer.core.outcomes import Logged
+from latecomer.core.outcomes import Logged, Note
 from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
@@ -173,6 +173,9 @@ class _Run:
         except (BadInput, OSError):
             self.events.file.close()
             raise
+        if self.checkpoints.fallback:
+            note = Note("resume", {"reason": self.checkpoints.fallback})
+            self.events.write(self.engine.now, note)
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
         self.last_progress = (self.server.accepted, self.totals.losses)
         self.begun = time.monotonic()
@@ -366,6 +369,7 @@ class _Run:
             wall,
         )
         found["warnings"] += self.sinks.troubles
+        found["warnings"] += [self.checkpoints.fallback] if self.checkpoints.fallback else []
         return {**found, "best": self.early_stopping.best, "ended_by": reason}
 
     def _local_test(self) -> ClientAccuracy:
