@@ -2,10 +2,10 @@
 
 python benchmarks/flagship.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [--out DIR] [--charts DIR]
 
-digits, mnist, uci-har, sp-sw-har, watch: phones, late devices with a class of their own, weak
+digits, mnist, uci-har, sp-sw-har, watch: phones, late devices that hold most of a class, weak
 devices, concept shift in mid-run. uci-har-tied, sp-sw-har-tied, watch-tied: the same with that
-class on the late devices only. one-class: UCI HAR with one activity per phone. plain: digits
-without any of it. worlds: half of the devices permute their labels. private: UCI HAR with an
+class on late devices only. one-class: UCI HAR with one activity per phone. plain: digits
+without these. worlds: half of the devices permute their labels. private: UCI HAR with an
 epsilon of 10 for the whole run. parts: `latecomer` with one part off at a time. The learning rate
 of every method is the best of two or three by accuracy on seed 4, which is in no table. All but
 digits, plain, worlds and parts need ../shared/data.
@@ -95,7 +95,7 @@ OURS = {"latecomer": {}, "no personalisation": {"personalise": False}}
 
 @dataclass(frozen=True)
 class Scenario:
-    """A config of examples/flagship, changed by `settings`, under several methods."""
+    """A config of examples/flagship with changed `settings`, run with several methods."""
 
     config: str
     rates: tuple[float, ...]
@@ -198,7 +198,7 @@ SCENARIOS = {
 
 
 def tuned(name: str, scenario: Scenario, args: argparse.Namespace) -> dict[str, float]:
-    """The best rate of every method; those known from an earlier call are kept."""
+    """The best learning rate of every method; rates of an earlier call are reused."""
     path = Path(args.out) / f"{name}-rates.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
     missing = {name: how for name, how in scenario.methods().items() if name not in known}

@@ -1,4 +1,4 @@
-"""Shared by the studies of docs/studies: one scenario under several methods and seeds."""
+"""Runs and tables of one scenario with several methods and seeds, for all docs/studies."""
 
 import argparse
 import os
@@ -24,7 +24,10 @@ def method(name: str, **options: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Study:
-    """A scenario, changed at each of `points`, under `methods`; `config` is a file in examples."""
+    """A scenario with the settings of each of `points`, run with each of `methods`.
+
+    `config` is a file in examples.
+    """
 
     config: str
     methods: Mapping[str, dict[str, Any]]
@@ -80,7 +83,7 @@ def by_method(runs: Runs) -> dict[str, list[Any]]:
 
 
 def spread(values: Iterable[float], digits: int) -> str:
-    """Mean and standard deviation over seeds; how many seeds if not all have a value."""
+    """Mean and standard deviation over seeds, and the number of seeds if some have no value."""
     all_values = np.array(list(values), dtype=float)
     known = all_values[~np.isnan(all_values)]
     if not len(known):
@@ -91,7 +94,7 @@ def spread(values: Iterable[float], digits: int) -> str:
 
 
 def table(rows: Mapping[str, list[dict[str, float]]], digits: Mapping[str, int]) -> str:
-    """Markdown: a line per method, a column per measure.
+    """A Markdown table with one row per method and one column per measure.
 
     `digits` gives the decimals of columns by the beginning of their names; others have one.
     """
