@@ -173,7 +173,7 @@ class FakeTransport:
 
 @dataclass
 class ToyFederation:
-    """The federation loop over the toy problem, on the fake grid."""
+    """The deployment loop over the toy problem, on the fake transport."""
 
     strategy: str = "fedasync"
     nodes: dict[int, Answer] | None = None

@@ -46,12 +46,12 @@ class LightFederation(LocalFederation):
 
     def begun(self, device: int) -> list[str]:
         """The keys of the tasks that it has begun, in order, repetitions included."""
-        return self._keys(device, "begun")
+        return self._recorded(device, "begun")
 
     def answered(self, device: int) -> list[str]:
-        return self._keys(device, "answered")
+        return self._recorded(device, "answered")
 
-    def _keys(self, device: int, kind: str) -> list[str]:
+    def _recorded(self, device: int, kind: str) -> list[str]:
         path = self.light / f"device-{device}.{kind}"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line)["task"] for line in lines]

@@ -1,1 +1,1 @@
-"""A real federation on Flower's own processes: making an app, running it, keeping it alive."""
+"""Flower apps and federations: writing an app, running it locally, keeping nodes running."""

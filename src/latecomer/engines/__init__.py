@@ -1,1 +1,1 @@
-"""What moves time and bytes around the pure server."""
+"""Engines, which drive the pure server: in virtual time, or over real nodes."""
