@@ -67,6 +67,15 @@ def test_devices_interpolate_while_their_error_rates_differ():
     assert ["similar" in reason for reason in reasons] == [True]
 
 
+def test_interpolation_begins_at_a_dispersion_of_2_5_and_ends_below_1_5():
+    """Of rates (1 - d) / 2 and (1 + d) / 2 over 100 examples each the dispersion is 200 d^2."""
+    server, serving, commands = two_devices()
+    for d, interpolation in [(0.11, 0), (0.113, 0.5), (0.088, 0.5), (0.085, 0), (0.11, 0)]:
+        errors = (0.5 - d / 2, 0.5 + d / 2)
+        commands, _ = answer(server, commands, errors, MIN_ARRIVALS)
+        assert serving.interpolation == interpolation
+
+
 def test_error_rates_above_1_are_ignored():
     server, serving, commands = two_devices()
     answer(server, commands, (0.1, 100.0), MIN_ARRIVALS)
