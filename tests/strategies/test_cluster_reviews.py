@@ -19,7 +19,7 @@ class Fleet:
     """Devices that answer all at once, with their error where their task asks for feedback."""
 
     def __init__(self, devices=6, submodels=None, **options):
-        clustering = Clustering(1, 4, every=1, passes=1.0, **options)
+        clustering = Clustering(1, 4, **{"every": 1, "passes": 1.0, **options})
         strategy = Strategy(route=clustering, dispatch=ClusterDispatch(clustering))
         self.server = Server(torch.zeros(2), strategy, TrainSpec(feedback=True))
         joined = [Joined(d, (submodels or {}).get(d)) for d in range(devices)]
@@ -45,6 +45,26 @@ class Fleet:
     def error(self, device):
         """The error rate of a device that reviews use."""
         return self.server.strategy.route.state()["members"][device].error
+
+
+@pytest.mark.parametrize(
+    ("every", "passes", "uploads"),
+    [
+        (1, 1.0, [0, 0, 0, 0]),  # six uploads per fleet pass
+        (1, 2.0, [6, 0, 6, 0]),
+        (13, 1.0, [6, 12, 0, 6]),  # never after fewer than `every`
+        (13, 4.0, [6, 12, 18, 0]),
+        (6, 0.0, [0, 0, 0, 0]),
+        (12, 0.0, [6, 0, 6, 0]),
+    ],
+)
+def test_reviews_follow_uploads_and_fleet_passes(every, passes, uploads):
+    """The number of uploads since the last review, after each fleet pass."""
+    fleet, found = Fleet(every=every, passes=passes), []
+    for _ in uploads:
+        fleet.fleet_pass(0.1)
+        found.append(fleet.server.strategy.route.state()["clusters"][MAIN].merges)
+    assert found == uploads
 
 
 def test_the_smallest_of_the_last_three_errors_counts():
