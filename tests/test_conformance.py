@@ -8,13 +8,12 @@ import torch
 
 from commands import sends
 from latecomer.core.codec import encode
-from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
+from latecomer.core.messages import Arrived, Joined, Update
 from latecomer.core.outcomes import Outcome
-from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.recipe import recipes
-from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
+from toy import SIZE, ToyRun, server_of, toy_fleet, toy_run, toy_server, toy_strategy
 
 ALL = sorted(recipes())
 pytestmark = pytest.mark.parametrize("name", ALL)
@@ -32,6 +31,16 @@ def test_same_seed_same_history(name):
     assert one.log == two.log
     assert one.heads() == two.heads()
     assert one.server.accepted == 40
+
+
+def test_one_strategy_serves_many_runs(name):
+    """Every run works on a copy of its own, so the first leaves no trace in the next."""
+    strategy, heads = toy_strategy(name), []
+    for _ in range(5):
+        run = ToyRun(server_of(strategy), toy_fleet())
+        run.until(15)
+        heads.append(run.heads())
+    assert heads == [toy_run(name, 15).heads()] * 5
 
 
 def test_the_model_moves_and_stays_finite(name):
@@ -147,11 +156,9 @@ class Changing:
 
 
 def changing_run(name, parts, fleet=None, options=None):
-    plain = toy_server(name, options)
-    strategy = replace(plain.strategy, dispatch=Changing(plain.strategy.dispatch, parts))
-    spec, networks = TrainSpec(lr=0.5), plain.network
-    server = Server(torch.zeros(SIZE), strategy, spec, seed=7, networks=networks)
-    return ToyRun(server, fleet or toy_fleet())
+    plain = toy_strategy(name, options)
+    strategy = replace(plain, dispatch=Changing(plain.dispatch, parts))
+    return ToyRun(server_of(strategy), fleet or toy_fleet())
 
 
 def test_devices_may_change_their_sub_models(name):

@@ -9,6 +9,7 @@ from torch import nn
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.server import Server
+from latecomer.core.strategy import Strategy
 from latecomer.core.submodel import take
 from latecomer.device.flat import FlatModel
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
@@ -70,9 +71,17 @@ def quick_options(strategy: str, options: dict) -> dict:
 
 
 def toy_server(strategy: str, options: dict | None = None) -> Server:
+    return server_of(toy_strategy(strategy, options))
+
+
+def toy_strategy(strategy: str, options: dict | None = None) -> Strategy:
+    return build_strategy(strategy, quick_options(strategy, options or {}))
+
+
+def server_of(strategy: Strategy) -> Server:
     return Server(
         torch.zeros(SIZE),
-        build_strategy(strategy, quick_options(strategy, options or {})),
+        strategy,
         TrainSpec(lr=0.5),
         seed=7,
         networks=lambda submodel: NETWORK if submodel is None else None,

@@ -4,10 +4,21 @@ import functools
 import threading
 
 import pytest
+import torch
 
-from latecomer.core.parts import Parts
+from commands import logged, sends
+from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, TimerExpired, Update
+from latecomer.core.parts import HOOKS, Parts
 from latecomer.core.strategy import Commit, Mix, Observer, Strategy
 from latecomer.errors import BadInput
+from latecomer.strategies.parts.broadcasts import Broadcasting
+from latecomer.strategies.parts.catch_up import CatchUp
+from latecomer.strategies.parts.clustering import Clustering
+from latecomer.strategies.parts.dispatching import AtEpochStart
+from latecomer.strategies.parts.merging import Epochs
+from latecomer.strategies.parts.selecting import Oort
+from latecomer.strategies.parts.weighting import ByShareOfExamples
+from toy import EXAMPLES, SIZE, ToyRun, server_of, toy_fleet
 
 
 class Counter(Observer):
@@ -39,6 +50,13 @@ class Weigher:
         return 1.0
 
 
+class Box:
+    """Neither callable nor a part."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
 class Actor(Observer):
     def __init__(self, *actions):
         self.actions = actions
@@ -65,7 +83,7 @@ def test_every_part_is_found_by_its_path_and_called_once():
         weigh=functools.partial(weigh, shared),
         compensate=Counter().weigh,
         dispatch=Counter(inner=[Counter(), shared]),
-        observers=(shared, Counter(inner=Counter())),
+        observers=(shared, Counter(inner=Counter()), Box(Box(Counter()))),
     )
     assert shown(strategy, 2) == dict.fromkeys(
         [
@@ -76,6 +94,7 @@ def test_every_part_is_found_by_its_path_and_called_once():
             "dispatch.inner.0",
             "observers.1",
             "observers.1.inner",
+            "observers.2.inner.inner",
         ],
         2,
     )
@@ -179,13 +198,124 @@ def test_a_function_that_keeps_a_part_is_refused():
     def sharing(contribution, view):
         return part.commits
 
+    def twice(contribution, view):
+        return 2 * sharing(contribution, view)
+
     assert Parts(Strategy(weigh=harmless)).by_path == {}
-    with pytest.raises(BadInput, match="'mine': the function in weigh keeps the part 'part'"):
+    expected = "'mine': the function in {} keeps the part 'part', .*; use a class that holds"
+    with pytest.raises(BadInput, match=expected.format("weigh")):
         Parts(Strategy("mine", weigh=sharing))
+    with pytest.raises(BadInput, match=expected.format("route.sharing")):
+        Parts(Strategy("mine", route=twice))
 
 
 def test_a_strategy_that_cannot_be_copied_is_refused():
     merge = Mix()
     merge.lock = threading.Lock()
-    with pytest.raises(BadInput, match="'mine' cannot be copied"):
+    with pytest.raises(BadInput, match="'mine' cannot be copied .*lock.*; give a function"):
         Parts(Strategy("mine", merge=merge))
+
+
+# In a server
+
+
+class Recording(Observer):
+    """Records the hooks that are called."""
+
+    def __init__(self):
+        self.called = []
+
+    def on_arrival(self, contribution, view):
+        self.called.append("on_arrival")
+
+    def on_contribution(self, contribution, view):
+        self.called.append("on_contribution")
+
+    def on_commit(self, commit, view):
+        self.called.append("on_commit")
+
+    def on_fork(self, parent, child):
+        self.called.append("on_fork")
+
+    def on_absorb(self, into, gone):
+        self.called.append("on_absorb")
+
+    def on_timer(self, timer, view):
+        self.called.append("on_timer")
+
+    def act(self, view):
+        self.called.append("act")
+        return ()
+
+
+def test_the_server_calls_every_hook():
+    server = server_of(Strategy(observers=(Recording(),)))
+    (part,) = server.strategy.observers
+    (task,) = sends(server.handle(Joined(0)))
+    part.called.clear()
+    update = Update(task.id, torch.ones(SIZE), EXAMPLES)
+    server.handle(Arrived(0, update), TimerExpired("epoch", 0))
+    server.fork(MAIN, "child")
+    server.absorb(MAIN, "child")
+    moment = ["on_arrival", "on_contribution", "on_commit", "on_timer", "act"]
+    assert part.called == [*moment, "on_fork", "on_absorb"]
+    assert sorted(part.called) == sorted(HOOKS)
+
+
+def test_a_part_inside_another_keeps_its_state_in_the_checkpoint():
+    strategy = Strategy(weigh=CatchUp(ByShareOfExamples(), 2.0))
+    run = ToyRun(server_of(strategy), toy_fleet())
+    run.until(40)
+    assert run.server.state()["parts"]["weigh.weigh"] == {
+        "examples": dict.fromkeys(range(5), EXAMPLES)
+    }
+    twin = run.carried_over(ToyRun(server_of(strategy), toy_fleet()))
+    assert twin.server.strategy.weigh.weigh.state() == run.server.strategy.weigh.weigh.state()
+    for each in (run, twin):
+        each.until(80)
+    assert twin.heads() == run.heads()
+
+
+def test_an_epoch_ends_at_its_timer_with_an_observer_that_broadcasts():
+    strategy = Strategy(
+        merge=Epochs(),
+        dispatch=AtEpochStart(timeout=10.0),
+        observers=(Broadcasting("always"),),
+    )
+    server = server_of(strategy)
+    first, _ = sends(server.handle(Joined(0), Joined(1)))
+    commands = server.handle(Arrived(0, Update(first.id, torch.ones(SIZE), EXAMPLES)))
+    assert not logged(commands, "commit")  # device 1 has not answered
+    commands = server.handle(TimerExpired("epoch", 0))
+    assert [fields["updates"] for fields in logged(commands, "commit")] == [1]
+    (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
+    assert [task.device for task in broadcast.tasks] == [1]
+
+
+class RecordingOort(Oort):
+    """Oort, and the devices whose updates it was passed."""
+
+    def __init__(self, fraction):
+        super().__init__(fraction)
+        self.arrived = []
+
+    def on_arrival(self, contribution, view):
+        super().on_arrival(contribution, view)
+        self.arrived.append(contribution.task.device)
+
+
+def test_clustering_acts_and_a_selection_receives_arrivals_in_one_strategy():
+    strategy = Strategy(
+        route=Clustering(1, 4, every=5, ask=0),
+        merge=Epochs(),
+        dispatch=AtEpochStart(RecordingOort(1.0)),
+    )
+    server = server_of(strategy)
+    for task in sends(server.handle(*map(Joined, range(5)))):
+        metrics = {"error": 0.9 if task.device == 4 else 0.1}
+        update = Update(task.id, torch.ones(SIZE), EXAMPLES, metrics)
+        server.handle(Arrived(task.device, update))
+    assert sorted(server.strategy.dispatch.select.arrived) == list(range(5))
+    assert strategy.dispatch.select.arrived == []  # only the run's copy is changed
+    # The review after five uploads makes the device with the largest error a seed device.
+    assert server.state()["parts"]["route"]["seeds"] == {4: "cluster-1"}
