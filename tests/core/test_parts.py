@@ -212,7 +212,7 @@ def test_a_function_that_keeps_a_part_is_refused():
 def test_a_strategy_that_cannot_be_copied_is_refused():
     merge = Mix()
     merge.lock = threading.Lock()
-    with pytest.raises(BadInput, match="'mine' cannot be copied .*lock.*; give a function"):
+    with pytest.raises(BadInput, match=r"'mine' cannot be copied .*lock.*; give a function"):
         Parts(Strategy("mine", merge=merge))
 
 

@@ -24,7 +24,7 @@ RUNS = {
     "private": {
         "strategy": {"name": "fedasync"},
         "fleet": {"devices": 10, "profile": "uniform"},
-        "privacy": {"epsilon": 8.0},
+        "privacy": {"epsilon": 1.0, "where": "update", "budget": 1.7},  # four tasks of each device
     },
 }
 

@@ -101,12 +101,10 @@ class Parts:
             for place, each in enumerate(value):
                 self._find(f"{path}.{place}", each)
         elif type(value).__module__.partition(".")[0] not in DATA:
-            hooked = any(_hook(value, name) for name in (*HOOKS, "state"))
-            if hooked:
+            if any(_hook(value, name) for name in (*HOOKS, "state")):
                 self.by_path[path] = value
-            if hooked or callable(value) or path in SLOTS:
-                for name, each in getattr(value, "__dict__", {}).items():
-                    self._find(f"{path}.{name}", each)
+            for name, each in getattr(value, "__dict__", {}).items():
+                self._find(f"{path}.{name}", each)
 
     def _check_closure(self, path: str, function: FunctionType) -> None:
         """A function is shared by all copies of a strategy, so nothing in it may have state."""
