@@ -79,7 +79,7 @@ def test_largest_median_by_hand():
     bounds = []
     for device, value in enumerate([1, 5, 2, 9, 6, 0, 0]):
         median.remember(device, value)
-        bounds.append(median.most(0.01))
+        bounds.append(median.bound(0.01))
     unbounded = float("inf")
     assert bounds == pytest.approx([unbounded, unbounded, 0.02, 0.05, 0.06, 0.06, 0.06])
 
@@ -88,7 +88,7 @@ def test_a_median_of_zero_is_no_bound():
     median = LargestMedian(window=3, warmup=1, votes=3)
     for _ in range(3):
         median.remember(0, 0.0)
-        assert median.most(10) == float("inf")
+        assert median.bound(10) == float("inf")
 
 
 def test_a_device_replaces_its_oldest_value_and_counts_again_after_the_window_dropped_it():
@@ -101,7 +101,7 @@ def test_a_device_replaces_its_oldest_value_and_counts_again_after_the_window_dr
         (0, 5, 5),  # beside the 1 of device 2; the larger of two is their median
     ]:
         median.remember(device, value)
-        assert median.most(1) == bound
+        assert median.bound(1) == bound
 
 
 def test_restored_medians_go_on_with_values_and_devices():
@@ -110,9 +110,9 @@ def test_restored_medians_go_on_with_values_and_devices():
     first.remember(1, 2)
     second = LargestMedian(window=3, warmup=2, votes=1)
     second.restore(first.state())
-    assert second.most(1) == 2
+    assert second.bound(1) == 2
     second.remember(0, 7)  # in place of its 1
-    assert second.most(1) == 7
+    assert second.bound(1) == 7
 
 
 def test_default_bounds():
