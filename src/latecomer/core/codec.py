@@ -56,6 +56,8 @@ class _Encoder:
         if isinstance(value, list | tuple):
             items = [self.encode(item) for item in value]
             return items if isinstance(value, list) else {"tuple": items}
+        if isinstance(value, set):
+            return {"set": [self.encode(item) for item in sorted(value)]}
         if isinstance(value, Mapping):
             return {"map": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
         name = type(value).__name__
@@ -92,6 +94,8 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[tree["tensor"]]
     if "tuple" in tree:
         return tuple(decode(item, tensors) for item in tree["tuple"])
+    if "set" in tree:
+        return {decode(item, tensors) for item in tree["set"]}
     if "map" in tree:
         return {decode(k, tensors): decode(v, tensors) for k, v in tree["map"]}
     values = {name: decode(v, tensors) for name, v in tree["fields"].items()}

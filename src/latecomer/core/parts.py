@@ -120,10 +120,12 @@ class Parts:
 
 
 def _hook(part: Any, name: str) -> Callable[..., Any] | None:
-    """The part's method of that name, unless it is the empty one of `Observer`."""
+    """The part's method of that name, unless it is an inherited one without effect."""
     found = getattr(type(part), name, None)
-    empty = getattr(Observer, name, None)
-    return None if found is None or found is empty else getattr(part, name)
+    inherited = getattr(Observer, name, None)
+    if found is None or (found is inherited and not (name == "state" and part.kept)):
+        return None
+    return getattr(part, name)  # type: ignore[no-any-return]
 
 
 def _copied(strategy: Strategy) -> Strategy:

@@ -1,13 +1,14 @@
 """The five slots of an algorithm and the hooks of its parts, with plain defaults."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from latecomer.core import messages
 from latecomer.core.messages import (
     MAIN,
     Contribution,
@@ -155,7 +156,34 @@ class DelayedCompensation(Protocol):
     def finish(self, contribution: Contribution, view: ServerView) -> Compensated: ...
 
 
-class Observer:
+class Stateful:
+    """Base class of parts with state: the attributes named in `kept` are in the checkpoint."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Everything the part remembers, for the checkpoint."""
+        return {name: _snapshot(getattr(self, name)) for name in self.kept}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set what `state` returned."""
+        for name in self.kept:
+            setattr(self, name, _snapshot(state[name]))
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy of nested containers and mutable records; tensors and messages are shared."""
+    if isinstance(value, dict):
+        return {key: _snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(_snapshot(item) for item in value)
+    settings = getattr(type(value), "__dataclass_params__", None)
+    if settings is None or settings.frozen or type(value).__module__ == messages.__name__:
+        return value
+    return replace(value, **{f.name: _snapshot(getattr(value, f.name)) for f in fields(value)})
+
+
+class Observer(Stateful):
     """Base class of parts that follow a run without deciding about single updates.
 
     Every method may be left out; parts in slots may have the same methods, with or without this
@@ -188,13 +216,6 @@ class Observer:
     def act(self, view: ServerView) -> Iterable[Action]:
         """Called once after all events of one moment, after the merge: actions and log lines."""
         return ()
-
-    def state(self) -> dict[str, Any]:
-        """Everything the part remembers, for the checkpoint."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Set what `state` returned."""
 
 
 @runtime_checkable

@@ -14,14 +14,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution, Update
-from latecomer.core.strategy import Commit, ServerView
+from latecomer.core.strategy import Commit, ServerView, Stateful
 from latecomer.core.submodel import Submodel, covered, name_of
 from latecomer.strategies.parts.merging import Surrogates
 from latecomer.strategies.parts.quota import quota
@@ -77,7 +76,7 @@ def rms_of(delta: Tensor, coordinates: int) -> float:
     return norm / math.sqrt(max(1, coordinates))
 
 
-class CachedAggregation:
+class CachedAggregation(Stateful):
     """Merge: when `share` of the devices have arrived, commit the mean of all cached updates.
 
     w <- w + s * mean(cache), s = `server_lr` * arrivals / devices, at most 1: `server_lr` is the
@@ -97,6 +96,8 @@ class CachedAggregation:
     by their signal share, correction and trust region do not act on noise. `surrogates` renew
     cached updates that are older than a fleet pass.
     """
+
+    kept = ("_cache", "_arrived", "_replaced")
 
     def __init__(
         self,
@@ -232,18 +233,6 @@ class CachedAggregation:
         """Updates for another model are dropped; the devices of `gone` are cached anew."""
         for kept in (self._cache, self._arrived, self._replaced):
             kept.pop(gone, None)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "cache": {name: dict(of) for name, of in self._cache.items()},
-            "arrived": {name: list(of) for name, of in self._arrived.items()},
-            "replaced": {name: dict(of) for name, of in self._replaced.items()},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._cache = {name: dict(of) for name, of in state["cache"].items()}
-        self._arrived = {name: list(of) for name, of in state["arrived"].items()}
-        self._replaced = {name: dict(of) for name, of in state["replaced"].items()}
 
 
 def median_rms(cache: Iterable[CachedUpdate]) -> float:

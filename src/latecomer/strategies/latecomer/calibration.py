@@ -6,10 +6,10 @@ in their data and the model's mean prediction; one Newton step on the output bia
 ("calibration in the large"; Luo et al. 2021 calibrate classifiers after federated training).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class Calibration(Observer):
     `strength` is the share of the correction that is applied. The reports are those that
     `clustering` keeps.
     """
+
+    kept = ("_examples", "_contributions", "_since", "_reported", "_skew")
 
     def __init__(self, strength: float, clustering: Clustering) -> None:
         self.strength, self.clustering = strength, clustering
@@ -135,20 +137,6 @@ class Calibration(Observer):
                 f" (label-skew index up to {found.max().item():.2f})"
             )
         yield switch_note(reason, view.store.commits)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "examples": dict(self._examples),
-            "contributions": self._contributions,
-            "since": self._since,
-            "reported": dict(self._reported),
-            "skew": self._skew,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._examples, self._reported = dict(state["examples"]), dict(state["reported"])
-        self._contributions, self._since = state["contributions"], state["since"]
-        self._skew = state["skew"]
 
 
 def network_of(view: ServerView) -> FlatModel | None:

@@ -5,8 +5,7 @@ return before a broadcast could help, so only those get it whose last task took 
 not begun the last pass over their data.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from latecomer.core.messages import Contribution, Task
 from latecomer.core.strategy import Action, BroadcastHead, Commit, Observer, ServerView
@@ -22,6 +21,8 @@ class MidTaskPush(Observer):
 
     It stops for good when fewer than half of the recent answers were based on a pushed model.
     """
+
+    kept = ("_awaited", "_used", "_active", "_lasted")
 
     def __init__(self, behind: int) -> None:
         self.behind = behind
@@ -79,15 +80,3 @@ class MidTaskPush(Observer):
         epochs, lasts = task.spec.local_epochs, self._lasted.get(task.device, 0)
         in_time = view.store.staleness(task.version, lineage) < lasts * (epochs - 1) / epochs
         return in_time and view.store.staleness(task.versions[-1], lineage) >= self.behind
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "awaited": dict(self._awaited),
-            "used": list(self._used),
-            "active": self._active,
-            "lasted": dict(self._lasted),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._awaited, self._used = dict(state["awaited"]), list(state["used"])
-        self._active, self._lasted = state["active"], dict(state["lasted"])

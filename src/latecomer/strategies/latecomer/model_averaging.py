@@ -5,8 +5,7 @@ last model to and fro, and the average of the models is nearer to the optimum. W
 Shamir and Zhang 2013 (polynomial decay) early models are forgotten.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -22,6 +21,8 @@ BEGIN_ABOVE, END_BELOW = 1 / 2, 1 / 3  # share of the devices that add noise
 
 class ModelAveraging(Observer):
     """Observer: per lineage the weighted mean of its models, while most devices add noise."""
+
+    kept = ("_devices", "_noisy", "_active", "_averages")
 
     def __init__(self) -> None:
         self._devices: set[int] = set()
@@ -73,19 +74,6 @@ class ModelAveraging(Observer):
     def act(self, view: ServerView) -> Iterable[Action]:
         reasons, self._reasons = self._reasons, []
         return [switch_note(reason, view.store.commits) for reason in reasons]
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "devices": sorted(self._devices),
-            "noisy": sorted(self._noisy),
-            "active": self._active,
-            "averages": dict(self._averages),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._devices, self._noisy = set(state["devices"]), set(state["noisy"])
-        self._active = state["active"]
-        self._averages = {name: (count, mean) for name, (count, mean) in state["averages"].items()}
 
 
 def newest_weight(commits: int, passes: float) -> float:

@@ -1,8 +1,7 @@
 """Which model is deployed, and how each device personalises it (`device.personalisation`)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +26,8 @@ class Personalisation(Observer):
     (`averaging`) with a calibrated output bias (`calibration`). A simulation evaluates with the
     local updates kept here; on real devices they stay on the device.
     """
+
+    kept = ("_updates", "_examples", "_since", "_differ")
 
     def __init__(
         self,
@@ -114,19 +115,6 @@ class Personalisation(Observer):
         what = "differ: interpolation begins" if self._differ else "are similar: interpolation ends"
         reason = f"devices {what}; their error rates vary {spread:.1f} times as much as by chance"
         yield switch_note(reason, view.store.commits)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "updates": dict(self._updates),
-            "examples": dict(self._examples),
-            "since": self._since,
-            "differ": self._differ,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._updates, self._examples = dict(state["updates"]), dict(state["examples"])
-        self._since, self._differ = state["since"], state["differ"]
-        self._settings = {}
 
 
 def dispersion(errors: Sequence[tuple[float, float]]) -> float:

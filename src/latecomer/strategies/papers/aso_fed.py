@@ -9,15 +9,21 @@ learning).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from latecomer.core.messages import Contribution, TrainSpec
-from latecomer.core.strategy import Assignment, Commit, ImmediateDispatch, ServerView, Strategy
+from latecomer.core.strategy import (
+    Assignment,
+    Commit,
+    ImmediateDispatch,
+    ServerView,
+    Stateful,
+    Strategy,
+)
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.options import CountOrOff, NotNegative, Positive, Proportion
 from latecomer.strategies.parts.merging import moved
@@ -47,12 +53,14 @@ def step_scale(mean_delay: float) -> float:
     return max(1.0, math.log(max(mean_delay, 1.0)))  # dynamic learning step size
 
 
-class AsoFedMerge:
+class AsoFedMerge(Stateful):
     """Merge: w <- w + step * (n_k / N) delta_k on arrival, then attention if switched on.
 
     `dispatch` sets the learning rate of each device by its mean delay. Attention is skipped where
     the server has no network, and does not change coordinates outside a device's sub-model.
     """
+
+    kept = ("_delays",)
 
     def __init__(self, step: float, attention: bool, dynamic: bool, concurrency: int) -> None:
         self.step, self.attention, self.dynamic = step, attention, dynamic
@@ -91,12 +99,6 @@ class AsoFedMerge:
     def _scale(self, device: int) -> float:
         count, seconds = self._delays.get(device, (0, 0.0))
         return step_scale(seconds / count) if count else 1.0
-
-    def state(self) -> dict[str, Any]:
-        return {"delays": dict(self._delays)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._delays = dict(state["delays"])
 
 
 @recipe(

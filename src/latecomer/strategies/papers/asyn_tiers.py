@@ -9,15 +9,15 @@ by one tier.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from latecomer.core.codec import portable
 from latecomer.core.messages import MAIN, Contribution
-from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Strategy
+from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Stateful, Strategy
 from latecomer.strategies.options import Count, Share
 from latecomer.strategies.parts.merging import moved, trained_by
 from latecomer.strategies.parts.quota import quota
@@ -25,6 +25,7 @@ from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
 
+@portable
 @dataclass
 class Round:
     """The devices of one tier that were sent one version: those still pending, and the updates."""
@@ -34,6 +35,7 @@ class Round:
     updates: list[Contribution] = field(default_factory=list)
 
 
+@portable
 @dataclass
 class TierModel:
     """A tier's latest model, and the mask of the coordinates that it has ever trained."""
@@ -61,7 +63,7 @@ def mean_of_tiers(head: Tensor, tiers: Iterable[tuple[int, TierModel]], covered:
     return result
 
 
-class Tiers:
+class Tiers(Stateful):
     """Merge and, by its method, dispatch: synchronous rounds within each tier.
 
     A round ends when no device of it is pending, or when `quorum` of its devices are back and the
@@ -70,6 +72,8 @@ class Tiers:
     their open tasks, and never up: a late update counts in the new tier's round of the version it
     was sent. Lost tasks no longer count.
     """
+
+    kept = ("_tier", "_lost", "_begun", "_rounds", "_models")
 
     def __init__(self, tiers: int, quorum: float) -> None:
         self.tiers, self.quorum = tiers, quorum
@@ -186,27 +190,6 @@ class Tiers:
     def _count_devices(self) -> Counter[int]:
         """Tier -> the number of its devices."""
         return Counter(tier for device, tier in self._tier.items() if device not in self._lost)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "tier": dict(self._tier),
-            "lost": sorted(self._lost),
-            "begun": list(self._begun),
-            "rounds": [
-                [*key, its_round.base, sorted(its_round.pending), its_round.updates]
-                for key, its_round in self._rounds.items()
-            ],
-            "models": {tier: [model.params, model.trained] for tier, model in self._models.items()},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._tier = dict(state["tier"])
-        self._lost, self._begun = set(state["lost"]), list(state["begun"])
-        self._rounds = {
-            (tier, version): Round(base, set(pending), list(updates))
-            for tier, version, base, pending, updates in state["rounds"]
-        }
-        self._models = {tier: TierModel(*fields) for tier, fields in state["models"].items()}
 
 
 @recipe(

@@ -7,9 +7,8 @@ eta = lambda / (gamma + eps). The number of local epochs of each device follows 
 K <- K + round((gamma_bar - gamma) kappa).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -51,6 +50,8 @@ class AdaptiveLocalEpochs(Buffer):
     and `max_epochs`.
     """
 
+    kept = (*Buffer.kept, "_epochs")
+
     def __init__(
         self, gamma_bar: float, kappa: float, max_epochs: int, immediate: ImmediateDispatch
     ) -> None:
@@ -69,13 +70,6 @@ class AdaptiveLocalEpochs(Buffer):
         for request in self.immediate(view):
             epochs = self._epochs.get(request.device, view.spec.local_epochs)
             yield request._replace(spec=replace(view.spec, local_epochs=epochs))
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "epochs": dict(self._epochs)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._epochs = dict(state["epochs"])
 
 
 @recipe(

@@ -6,13 +6,13 @@ x <- x + eta v with v = h + (1/M) sum of (delta_i - h_i), where h is the mean of
 devices: devices that are not in the buffer count with their cached update.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Commit, ImmediateDispatch, ServerView, Strategy
 from latecomer.core.submodel import Submodel, take
@@ -21,6 +21,7 @@ from latecomer.strategies.parts.merging import Buffer, moved, trained_by
 from latecomer.strategies.recipe import recipe
 
 
+@portable
 @dataclass
 class Cache:
     """The last deltas of a lineage's devices, each in its own coordinates, and their sum.
@@ -71,6 +72,8 @@ class CalibratedBuffer(Buffer):
     cache, and the cache of an absorbed lineage is dropped.
     """
 
+    kept = (*Buffer.kept, "_caches", "_devices")
+
     def __init__(self, size: int, step: float) -> None:
         super().__init__(size, step, self._calibrated)
         self._caches: dict[str, Cache] = {}
@@ -109,15 +112,6 @@ class CalibratedBuffer(Buffer):
         super().on_absorb(into, gone)
         self._caches.pop(gone, None)
         self._devices.pop(gone, None)
-
-    def state(self) -> dict[str, Any]:
-        caches = {name: [c.total, dict(c.last)] for name, c in self._caches.items()}
-        return {**super().state(), "caches": caches, "devices": dict(self._devices)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._caches = {name: Cache(*fields) for name, fields in state["caches"].items()}
-        self._devices = dict(state["devices"])
 
 
 @recipe(

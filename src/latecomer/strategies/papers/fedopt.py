@@ -7,16 +7,16 @@ w <- w + server_lr * m / (sqrt(v) + tau). Unlike Adam, Algorithm 2 has no bias c
 is w <- w + server_lr * u with u <- beta u + delta.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import Stateful, Strategy
 from latecomer.strategies.options import Count, NotNegative, Positive, Share
 from latecomer.strategies.papers.fedavg import fedavg
 from latecomer.strategies.parts.merging import Epochs, moved, trained_by
@@ -35,7 +35,7 @@ class Optimiser(NamedTuple):
     step: Callable[[Moments, Tensor], tuple[Moments, Tensor]]  # -> moments, direction
 
 
-class ServerOptimiser:
+class ServerOptimiser(Stateful):
     """Combine: head + step * factor * direction, with moments for each lineage.
 
     The pseudo-gradient is the sum of the weighted deltas over the sum of the weights (`mean`) or
@@ -43,6 +43,8 @@ class ServerOptimiser:
     covers keeps its value and its moments. A new lineage starts with its parent's moments; those of
     an absorbed lineage are dropped.
     """
+
+    kept = ("_moments",)
 
     def __init__(
         self,
@@ -73,12 +75,6 @@ class ServerOptimiser:
 
     def on_absorb(self, into: str, gone: str) -> None:
         self._moments.pop(gone, None)
-
-    def state(self) -> dict[str, Any]:
-        return {"moments": dict(self._moments)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._moments = dict(state["moments"])
 
 
 def momentum(beta: float) -> Optimiser:

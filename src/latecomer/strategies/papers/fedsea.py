@@ -9,12 +9,11 @@ formulas are ours (see docs/papers.md).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from latecomer.core.messages import MAIN, Contribution, Later, Task, TimerExpired, TrainSpec
-from latecomer.core.strategy import Assignment, Commit, ServerView, Strategy
+from latecomer.core.strategy import Assignment, Commit, ServerView, Stateful, Strategy
 from latecomer.strategies.options import NotNegative, Positive, Proportion, Share
 from latecomer.strategies.parts.merging import moved
 from latecomer.strategies.parts.quota import quota
@@ -41,7 +40,7 @@ def fitting_epochs(pace: float, seconds: float, max_epochs: int) -> int:
     return min(max_epochs, max(1, math.floor(seconds / pace + 1e-9)))
 
 
-class Fedsea:
+class Fedsea(Stateful):
     """Merge and, by its methods, dispatch and weigh.
 
     A round begins with every new head. It ends with the number of updates of the best predicted
@@ -52,6 +51,20 @@ class Fedsea:
     The server has no clock: times, in seconds from the first round, are sums of the time at which a
     version was sent and the seconds that a task took.
     """
+
+    kept = (
+        "_now",
+        "_rounds",
+        "_begun",
+        "_sent_at",
+        "_wait_for",
+        "_ends_at",
+        "_expired",
+        "_pace",
+        "_since",
+        "_counted",
+        "_gathered",
+    )
 
     def __init__(self, quorum: float, slack: float, balance: float, step: float) -> None:
         self.quorum, self.slack, self.balance, self.step = quorum, slack, balance, step
@@ -153,26 +166,6 @@ class Fedsea:
         if timer.name == "sync" and timer.version == view.store.head():
             self._expired = timer.version
             self._now = max(self._now, self._ends_at)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "clock": [self._now, self._ends_at],
-            "rounds": [self._rounds, self._begun, self._expired],
-            "wait_for": self._wait_for,
-            "sent_at": dict(self._sent_at),
-            "pace": dict(self._pace),
-            "since": dict(self._since),
-            "counted": dict(self._counted),
-            "gathered": list(self._gathered),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._now, self._ends_at = state["clock"]
-        self._rounds, self._begun, self._expired = state["rounds"]
-        self._wait_for = state["wait_for"]
-        self._sent_at, self._pace = dict(state["sent_at"]), dict(state["pace"])
-        self._since, self._counted = dict(state["since"]), dict(state["counted"])
-        self._gathered = list(state["gathered"])
 
 
 @recipe(

@@ -8,14 +8,13 @@ than tau versions behind is deprecated: its update is dropped, and its cached mo
 the global one (Eq. 6).
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, Later, TimerExpired
-from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Strategy
+from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Stateful, Strategy
 from latecomer.core.submodel import take
 from latecomer.strategies.options import CountOrOff, NotNegative, Share
 from latecomer.strategies.parts.merging import moved
@@ -24,7 +23,7 @@ from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
 
-class Safa:
+class Safa(Stateful):
     """Merge and, by its method, dispatch.
 
     A round ends when `quorum` of the present devices have an update and were not picked last time.
@@ -32,6 +31,8 @@ class Safa:
     devices that were sent its model are back. `lag` is tau. A deprecated device is not interrupted:
     its update is dropped on arrival.
     """
+
+    kept = ("_begun", "_expired", "_version", "_received", "_not_picked", "_picked", "_cache")
 
     def __init__(self, quorum: float, lag: int, timeout: float) -> None:
         self.quorum, self.lag, self.timeout = quorum, lag, timeout
@@ -110,23 +111,6 @@ class Safa:
         if self.lag >= head:
             return len(view.open_tasks)
         return sum(view.store.pins(version) for version in range(head - self.lag, head + 1))
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "begun": self._begun,
-            "expired": self._expired,
-            "version": dict(self._version),
-            "received": dict(self._received),
-            "not_picked": self._not_picked,
-            "picked": sorted(self._picked),
-            "cache": dict(self._cache),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._begun, self._expired = state["begun"], state["expired"]
-        self._version, self._received = dict(state["version"]), dict(state["received"])
-        self._not_picked = state["not_picked"]
-        self._picked, self._cache = set(state["picked"]), dict(state["cache"])
 
 
 def _with_model(params: Tensor, contribution: Contribution) -> Contribution:

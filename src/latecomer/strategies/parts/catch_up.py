@@ -7,18 +7,17 @@ its compensated updates up to 1 + `max_extra` times, until the extra weights add
 commits.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import ServerView, Weigh
+from latecomer.core.strategy import ServerView, Stateful, Weigh
 
 
-class CatchUp:
+class CatchUp(Stateful):
     """Weigh: `weigh` * (1 + extra), extra = min(`max_extra`, commits still to be made up for).
 
     Only compensated contributions have extra weight.
     """
+
+    kept = ("_last", "_missed")
 
     def __init__(self, weigh: Weigh, max_extra: float) -> None:
         self.weigh, self.max_extra = weigh, max_extra
@@ -39,9 +38,3 @@ class CatchUp:
         extra = min(self.max_extra, missed)
         self._missed[device] = missed - extra
         return weight * (1.0 + extra)
-
-    def state(self) -> dict[str, Any]:
-        return {"last": dict(self._last), "missed": dict(self._missed)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._last, self._missed = dict(state["last"]), dict(state["missed"])

@@ -7,10 +7,10 @@ the model of one device, its seed device.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class Clustering(Observer):
     ignored. Devices report feedback in every `feedback_every`-th task. With `partial` a new cluster
     first trains its output layer alone.
     """
+
+    kept = ("_named", "_members", "_clusters", "_seeds", "_merging", "_direction", "_median_error")
 
     def __init__(
         self,
@@ -355,25 +357,6 @@ class Clustering(Observer):
         """Device -> the error rate it last reported."""
         recent = {d: m.recent_errors for d in devices if (m := self._members.get(d))}
         return {d: last[-1] for d, last in recent.items() if last and 0 <= last[-1] <= 1}
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "named": self._named,
-            "members": {device: replace(member) for device, member in self._members.items()},
-            "clusters": {name: replace(cluster) for name, cluster in self._clusters.items()},
-            "seeds": dict(self._seeds),
-            "merging": self._merging,
-            "direction": self._direction,
-            "median_error": self._median_error,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._named = state["named"]
-        self._members = {device: replace(member) for device, member in state["members"].items()}
-        self._clusters = {name: replace(cluster) for name, cluster in state["clusters"].items()}
-        self._seeds = dict(state["seeds"])
-        self._merging, self._direction = state["merging"], state["direction"]
-        self._median_error = state["median_error"]
 
 
 def _vector(values: Sequence[float]) -> Tensor:

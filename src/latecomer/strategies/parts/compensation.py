@@ -6,7 +6,7 @@ the device's earlier examples reproduce the update too, they are used again with
 otherwise the inversion takes server time (`Later`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -66,6 +66,7 @@ class InversionCompensator(Observer):
     """
 
     inverts = True
+    kept = ("last", "_found", "_waiting", "_cost", "_seen", "_mean_staleness", "_warned")
 
     def __init__(
         self,
@@ -291,23 +292,8 @@ class InversionCompensator(Observer):
         return notes
 
     def state(self) -> dict[str, Any]:
-        kept = self.keep_estimates
-        return {
-            "last": dict(self.last) if kept else {},
-            "found": dict(self._found) if kept else {},
-            "waiting": dict(self._waiting),
-            "cost": dict(self._cost),
-            "mean_staleness": [self._seen, self._mean_staleness],
-            "warned": self._warned,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.last = dict(state["last"])
-        self._found = dict(state["found"])
-        self._waiting = dict(state["waiting"])
-        self._cost = dict(state["cost"])
-        self._seen, self._mean_staleness = state["mean_staleness"]
-        self._warned = state["warned"]
+        found = super().state()
+        return found if self.keep_estimates else {**found, "last": {}, "_found": {}}
 
 
 def _stream(seed: int, task: Task) -> int:

@@ -1,20 +1,21 @@
 """Parts for the *dispatch* slot (`core.strategy.ImmediateDispatch` is the plain one)."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from latecomer.core.messages import Later, TimerExpired
-from latecomer.core.strategy import Assignment, ServerView
+from latecomer.core.strategy import Assignment, ServerView, Stateful
 from latecomer.strategies.parts.clustering import Clustering
 from latecomer.strategies.parts.selecting import Select, all_idle
 
 
-class AtEpochStart:
+class AtEpochStart(Stateful):
     """Dispatch: the devices that `select` returns get the new head when an epoch begins.
 
     An epoch begins with every new head, and again when no open task is based on the head. It
     needs `minimum` idle devices. A `timeout` > 0 sets the timer "epoch" for that many seconds.
     """
+
+    kept = ("_begun",)
 
     def __init__(self, select: Select = all_idle, timeout: float = 0.0, minimum: int = 1) -> None:
         self.select, self.timeout, self.minimum = select, timeout, minimum
@@ -33,12 +34,6 @@ class AtEpochStart:
             requests.append(Later(self.timeout, TimerExpired("epoch", version)))
         return requests
 
-    def state(self) -> dict[str, Any]:
-        return {"begun": self._begun}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._begun = state["begun"]
-
 
 class OneLineageEach:
     """Dispatch: every idle device gets a task of its own lineage."""
@@ -47,12 +42,14 @@ class OneLineageEach:
         return [Assignment(device, f"device-{device}") for device in list(view.idle)]
 
 
-class ClusterDispatch:
+class ClusterDispatch(Stateful):
     """Dispatch: idle devices get the head of their lineage, with `clustering` as it assigns them.
 
     With `wait` an idle device gets a task only if the head is newer than its last one, or if no
     device of its lineage is working.
     """
+
+    kept = ("_sent",)
 
     def __init__(self, clustering: Clustering | None = None, wait: bool = False) -> None:
         self.clustering, self.wait = clustering, wait
@@ -77,9 +74,3 @@ class ClusterDispatch:
         ]
         self._sent |= {device: heads[device] for device in ready}
         return ready
-
-    def state(self) -> dict[str, Any]:
-        return {"sent": dict(self._sent)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._sent = dict(state["sent"])

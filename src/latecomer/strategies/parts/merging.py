@@ -4,15 +4,15 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, TimerExpired
 from latecomer.core.params import chunks
-from latecomer.core.strategy import Commit, Drop, ServerView
+from latecomer.core.strategy import Commit, Drop, ServerView, Stateful
 from latecomer.core.submodel import covered
 from latecomer.strategies.parts.quota import quota
 
@@ -81,11 +81,13 @@ def trained_by(contributions: Sequence[Contribution], head: Tensor) -> Tensor | 
     return trained
 
 
-class Buffer:
+class Buffer(Stateful):
     """Merge: commit whenever a lineage has received `size` contributions.
 
     `combine` computes the new head; by default head + step * (sum of weight_i delta_i) / size.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ("_gathered",)
 
     def __init__(self, size: int, step: float = 1.0, combine: Combine | None = None) -> None:
         self.size, self.step = size, step
@@ -108,14 +110,8 @@ class Buffer:
     def on_absorb(self, into: str, gone: str) -> None:
         self._gathered.setdefault(into, []).extend(self._gathered.pop(gone, []))
 
-    def state(self) -> dict[str, Any]:
-        return {"gathered": {name: list(some) for name, some in self._gathered.items()}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._gathered = {name: list(some) for name, some in state["gathered"].items()}
-
-
-class Epochs:
+class Epochs(Stateful):
     """Merge: commit at the end of an epoch, when `quorum` of the devices sent its model are back.
 
     Lost tasks no longer count. All contributions received during the epoch are averaged by weight.
@@ -123,6 +119,8 @@ class Epochs:
     `keep_late`. The timer `TimerExpired("epoch", version)` ends an epoch with the contributions
     received so far. `surrogates` are added for absent devices. `combine` replaces the average.
     """
+
+    kept = ("_gathered", "_on_time", "_expired")
 
     def __init__(
         self,
@@ -165,11 +163,3 @@ class Epochs:
     def on_timer(self, timer: TimerExpired, view: ServerView) -> None:
         if timer.name == "epoch":
             self._expired = timer.version
-
-    def state(self) -> dict[str, Any]:
-        gathered = list(self._gathered)
-        return {"gathered": gathered, "on_time": self._on_time, "expired": self._expired}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._gathered = list(state["gathered"])
-        self._on_time, self._expired = state["on_time"], state["expired"]

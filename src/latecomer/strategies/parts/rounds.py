@@ -1,17 +1,18 @@
 """Synchronous rounds over several models: all devices train, then all updates are merged."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import Assignment, Commit, ServerView
+from latecomer.core.strategy import Assignment, Commit, ServerView, Stateful
 
 # (contributions of a round, view) -> the new heads
 MergeRound = Callable[[Sequence[Contribution], ServerView], Iterable[Commit]]
 
 
-class Rounds:
+class Rounds(Stateful):
     """Merge: when no task is open, commit what `merge_round` computes from the round's updates."""
+
+    kept = ("_received",)
 
     def __init__(self, merge_round: MergeRound) -> None:
         self.merge_round = merge_round
@@ -25,12 +26,6 @@ class Rounds:
             return ()
         received, self._received = self._received, []
         return self.merge_round(received, view)
-
-    def state(self) -> dict[str, Any]:
-        return {"received": list(self._received)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._received = list(state["received"])
 
 
 class AtRoundStart:

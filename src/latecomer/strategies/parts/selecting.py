@@ -1,15 +1,16 @@
 """Selection: which idle devices get a task when an epoch or a synchronous round begins."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 
+from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import ServerView, Strategy, selection_rng
+from latecomer.core.strategy import ServerView, Stateful, Strategy, selection_rng
 from latecomer.errors import BadInput
 from latecomer.strategies.parts.quota import quota
 
@@ -32,11 +33,13 @@ def selection_size(fraction: float, view: ServerView) -> int:
     return quota(fraction, len(view.idle) + len(view.working))
 
 
-class RoundRobin:
+class RoundRobin(Stateful):
     """Select: idle devices in the order of their numbers, starting after the last one selected.
 
     As many as `fraction` of all present devices.
     """
+
+    kept = ("_last",)
 
     def __init__(self, fraction: float) -> None:
         self.fraction = fraction
@@ -50,13 +53,8 @@ class RoundRobin:
         self._last = chosen[-1]
         return chosen
 
-    def state(self) -> dict[str, Any]:
-        return {"last": self._last}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._last = state["last"]
-
-
+@portable
 @dataclass(slots=True)
 class DeviceRecord:
     """What Oort keeps of a device with an update."""
@@ -67,7 +65,7 @@ class DeviceRecord:
     updates: int
 
 
-class Oort:
+class Oort(Stateful):
     """Select: devices with a high loss and short tasks, and a share of devices without an update.
 
     Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, 2021,
@@ -83,6 +81,8 @@ class Oort:
     `overcommit` times `fraction` of the present devices are selected; `quorum` is the share of them
     that ends the round.
     """
+
+    kept = ("explore", "pace", "quorum", "_round", "_records", "_utilities", "_history")
 
     def __init__(
         self,
@@ -189,23 +189,6 @@ class Oort:
         often = [d for d, known in self._records.items() if known.updates > self.max_participations]
         often.sort(key=lambda device: (-self._records[device].updates, device))
         return set(often[: int(0.3 * len(self._records))])
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "explore": self.explore,
-            "pace": self.pace,
-            "quorum": self.quorum,
-            "round": self._round,
-            "records": {device: list(astuple(known)) for device, known in self._records.items()},
-            "utilities": list(self._utilities),
-            "history": list(self._history),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.explore, self.pace, self.quorum = state["explore"], state["pace"], state["quorum"]
-        self._round = state["round"]
-        self._records = {device: DeviceRecord(*known) for device, known in state["records"].items()}
-        self._utilities, self._history = list(state["utilities"]), list(state["history"])
 
 
 def statistical_utility(contribution: Contribution) -> float:

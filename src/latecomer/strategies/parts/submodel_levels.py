@@ -6,10 +6,10 @@ from tasks, and chooses the pruning level by it. The paper gives no rule; this o
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
 
+from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution, Later, Stop
 from latecomer.core.outcomes import Note
 from latecomer.core.strategy import Action, Assignment, Dispatch, Observer, ServerView, Strategy
@@ -19,6 +19,7 @@ RECENT_TASKS = 3  # tasks of a device that decide about a change of its level
 MARGIN = 1.2  # factor by which all of them must exceed the limit, against oscillation
 
 
+@portable
 @dataclass(slots=True)
 class Pace:
     """The task times of a device, in seconds, converted to those of the whole model."""
@@ -35,6 +36,8 @@ class SubmodelFitting(Observer):
     until `min_devices` devices have an update. `work` is the relative work of each sub-model, by
     name. A level changes only if each of the last three tasks differs by a margin of 20%.
     """
+
+    kept = ("_paces", "_medians")
 
     def __init__(
         self,
@@ -106,13 +109,6 @@ class SubmodelFitting(Observer):
 
     def _share(self, width: float) -> float:
         return self._work[name_of(self._submodels[width])]
-
-    def state(self) -> dict[str, Any]:
-        return {"paces": {device: list(astuple(pace)) for device, pace in self._paces.items()}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._paces = {device: Pace(*pace) for device, pace in state["paces"].items()}
-        self._medians = sorted(pace.median for pace in self._paces.values())
 
 
 class WithSubmodels:

@@ -10,10 +10,8 @@ than the validated ones are still compensated until estimates of such updates ar
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +67,8 @@ class SwitchOff(Observer):
     as stale as the validated ones (median). `decay` is the length of the fade-out as a share of the
     commits before it; `enabled` False never ends compensation.
     """
+
+    kept = ("_used", "_validated", "_ended")
 
     def __init__(self, decay: float = 0.1, enabled: bool = True, exemption: float = 0.0) -> None:
         self.decay, self.enabled, self.exemption = decay, enabled, exemption
@@ -149,15 +149,3 @@ class SwitchOff(Observer):
         self._validated.setdefault(into, {}).update(self._validated.pop(gone, {}))
         self._used.setdefault(into, {}).update(self._used.pop(gone, {}))
         self._ended.pop(gone, None)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "validated": {name: dict(of) for name, of in self._validated.items()},
-            "used": {name: dict(of) for name, of in self._used.items()},
-            "ended": {name: list(ends) for name, ends in self._ended.items()},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._validated = {name: dict(of) for name, of in state["validated"].items()}
-        self._used = {name: dict(of) for name, of in state["used"].items()}
-        self._ended = {name: list(ends) for name, ends in state["ended"].items()}

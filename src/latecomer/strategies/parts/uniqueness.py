@@ -5,16 +5,15 @@ from the same model version. Only a random-sign sketch of each is kept, in which
 error of about 1/sqrt(SKETCH_SIZE), so memory does not grow with the delay.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import ServerView
+from latecomer.core.strategy import ServerView, Stateful
 
 Gate = Literal["nearest", "mean", "off"]
 SKETCH_SIZE = 512
@@ -53,11 +52,13 @@ def is_unique(late: Tensor, peers: Tensor, gate: Gate) -> bool:
     return distances.min().item() > 0.5 * among
 
 
-class Peers:
+class Peers(Stateful):
     """Sketches of the updates on time, by model version, while a task on that version is open.
 
     For a version with fewer than two (fully asynchronous modes) the latest of all versions serve.
     """
+
+    kept = ("_of_version",)
 
     def __init__(self) -> None:
         self._of_version: dict[tuple[int, int], list[Tensor]] = {}
@@ -86,9 +87,3 @@ class Peers:
             for key, some in self._of_version.items()
             if view.store.pins(key[0]) or key in recent
         }
-
-    def state(self) -> dict[str, Any]:
-        return {"of": {key: torch.stack(some) for key, some in self._of_version.items() if some}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._of_version = {key: list(rows.unbind()) for key, rows in state["of"].items()}

@@ -4,7 +4,7 @@ FedDC Algorithm 1, lines 3 to 9, as corrected in docs/papers.md. The estimated e
 on the base of the device's next update, so both deltas start from the same model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
@@ -40,6 +40,8 @@ class Pending:
 
 class EstimateValidation(Observer):
     """Keeps estimates until the device's next update, and passes both errors to the switch."""
+
+    kept = ("nearest", "_pending")
 
     def __init__(self, switch: SwitchOff, keep_estimates: bool = True) -> None:
         self.switch, self.keep_estimates = switch, keep_estimates
@@ -111,9 +113,5 @@ class EstimateValidation(Observer):
         self._lineages.clear()
 
     def state(self) -> dict[str, Any]:
-        pending = {device: list(some) for device, some in self._pending.items()}
-        return {"nearest": dict(self.nearest), "pending": pending if self.keep_estimates else {}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.nearest = dict(state["nearest"])
-        self._pending = {device: list(some) for device, some in state["pending"].items()}
+        found = super().state()
+        return found if self.keep_estimates else {**found, "_pending": {}}

@@ -5,11 +5,10 @@ keep facts about the fleet, such as the number of examples of every device.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import ServerView, Weigh
+from latecomer.core.strategy import ServerView, Stateful, Weigh
 
 Decay = Callable[[int], float]
 
@@ -63,12 +62,14 @@ def by_examples(decay: Decay | None = None) -> Weigh:
     return weigh
 
 
-class ByShareOfExamples:
+class ByShareOfExamples(Stateful):
     """s(tau, M) * n_i / N, with N the examples of all M known devices.
 
     A device reports n_i with its updates. A device without an update counts with the mean of the
     others.
     """
+
+    kept = ("_examples", "_total")
 
     def __init__(self, decay: Callable[[int, int], float] | None = None) -> None:
         self.decay = decay
@@ -83,10 +84,3 @@ class ByShareOfExamples:
         devices = max(known, len(view.idle) + len(view.working))  # known ones may be absent
         share = count / (self._total * devices / known)
         return share if self.decay is None else share * self.decay(contribution.staleness, devices)
-
-    def state(self) -> dict[str, Any]:
-        return {"examples": dict(self._examples)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._examples = dict(state["examples"])
-        self._total = sum(self._examples.values())
