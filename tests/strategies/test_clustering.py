@@ -21,7 +21,7 @@ from latecomer.core.messages import (
 )
 from latecomer.core.outcomes import Note, Outcome
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.parts.cluster_distance import ClusterDistances
+from latecomer.strategies.parts.cluster_merge import ClusterDistances
 from latecomer.strategies.parts.cluster_state import ClusterState, MemberState
 from latecomer.strategies.parts.clustering import SEED_UPLOADS, STUCK_AFTER, Clustering
 from toy import SIZE, toy_server

@@ -25,7 +25,7 @@ from latecomer.strategies.parts.switch_off import switch_note
 # Label-skew index of a class: calibration begins at the second and ends below the first.
 EVEN, SKEWED = 0.3, 0.4
 MIN_ARRIVALS = 20  # contributions between two decisions, at least
-WEIGHT_CAP = 2.0  # times the median number of examples of a device
+EXAMPLES_CAP = 2.0  # times the median number of examples of a device
 PRIOR_EXAMPLES = 5.0  # weight of the present outputs, in examples
 MAX_SHIFT = 2.0  # nats
 TINY = 1e-9
@@ -188,7 +188,9 @@ def bias_shift(reports: Sequence[LabelReport], factors: Tensor) -> Tensor:
     to them. Where most classes are shifted, their mean stays.
     """
     typical = median(each.examples for each in reports)
-    weights = torch.tensor([min(each.examples, WEIGHT_CAP * typical) for each in reports]).double()
+    weights = torch.tensor(
+        [min(each.examples, EXAMPLES_CAP * typical) for each in reports]
+    ).double()
     total, classes = weights.sum(), len(factors)
     gaps = torch.stack([each.class_share - each.mean_prediction for each in reports])
     gap = weights @ gaps / total

@@ -18,8 +18,7 @@ from torch import Tensor
 from latecomer.core.messages import MAIN, Contribution, TrainSpec
 from latecomer.core.strategy import Absorb, Assignment, Observer, ServerView
 from latecomer.core.submodel import covered, take
-from latecomer.strategies.parts.cluster_distance import ClusterDistances
-from latecomer.strategies.parts.cluster_merge import merged_params
+from latecomer.strategies.parts.cluster_merge import ClusterDistances, merged_params
 from latecomer.strategies.parts.cluster_state import (
     ClusterState,
     DevicesByLineage,
