@@ -12,7 +12,7 @@ from latecomer.study.advice.rules import HIGH_SERVER_LOAD, VERY_OLD_EPOCHS, WEAK
 FLAGSHIP = "latecomer"
 MIN_SUGGESTIONS, MAX_SUGGESTIONS = 3, 5
 IN_SHORT = "docs/strategies.md#in-short"
-AT_ONCE = "docs/strategies.md#merging-at-once"
+ON_ARRIVAL = "docs/strategies.md#merging-on-arrival"
 QUORUM = "docs/strategies.md#with-a-quorum"
 COMPENSATION = "docs/studies/feddc.md#2-whole-federations"
 # The best learning rate of each strategy in docs/strategies.md; above it, some diverge.
@@ -142,7 +142,7 @@ def _defaults(facts: Facts) -> list[Suggestion]:
         return _private(facts)
     return [
         _buffered(facts, "a good first choice: a buffer averages several updates"),
-        Suggestion("fadas", "almost insensitive to the devices' learning rate", AT_ONCE),
+        Suggestion("fadas", "almost insensitive to the devices' learning rate", ON_ARRIVAL),
         Suggestion("semi-async", "half of the updates and bytes of merging at once", QUORUM),
     ]
 
@@ -152,7 +152,7 @@ def _size(facts: Facts) -> int:
     return min(10, max(2, facts.devices // 2)) if facts.devices else 10
 
 
-def _buffered(facts: Facts, reason: str, see: str = AT_ONCE) -> Suggestion:
+def _buffered(facts: Facts, reason: str, see: str = ON_ARRIVAL) -> Suggestion:
     size = _size(facts)
     return Suggestion("fedbuff", reason, see, {} if size == 10 else {"size": size})
 
@@ -161,17 +161,17 @@ def _cached(facts: Facts, reason: str) -> Suggestion:
     # docs/strategies.md: `server_lr` about `size` / devices; at 1 it fails with 100 devices.
     size = _size(facts)
     options = {"size": size, "server_lr": float(f"{size / max(size, facts.devices):.2g}")}
-    return Suggestion("ca2fl", reason, AT_ONCE, options)
+    return Suggestion("ca2fl", reason, ON_ARRIVAL, options)
 
 
 def _for_late_classes(facts: Facts) -> list[Suggestion]:
     s = facts.scenario
     buffered = Suggestion(
-        "feddc-fedbuff", "staleness compensation with a buffer: the fastest we measured", AT_ONCE
+        "feddc-fedbuff", "staleness compensation with a buffer: the fastest we measured", ON_ARRIVAL
     )
     cached = _cached(facts, "no inversion: every commit uses the cached update of each device")
     if s and s.busy:
-        absent = "docs/studies/feddc.md#devices-that-are-away"
+        absent = "docs/studies/feddc.md#absent-devices"
         surrogates = Suggestion(
             "feddc",
             "surrogate updates for absent devices: 0.96 late-class accuracy, the next best 0.47",
@@ -185,7 +185,7 @@ def _for_late_classes(facts: Facts) -> list[Suggestion]:
     )
     if s and s.straggler_age >= VERY_OLD_EPOCHS:
         return [compensated, buffered, cached]
-    weighted = Suggestion("aso-fed", "no inversion: weight by data, not by staleness", AT_ONCE)
+    weighted = Suggestion("aso-fed", "no inversion: weight by data, not by staleness", ON_ARRIVAL)
     return [buffered, cached, weighted]
 
 
@@ -196,7 +196,7 @@ def _private(facts: Facts) -> list[Suggestion]:
         Suggestion(
             "privaasyncfed",
             "sub-models save computation on weak devices, at a loss of their accuracy",
-            "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
+            "docs/studies/privaasyncfed.md#3-what-sub-models-save",
         ),
         _buffered(
             facts,
@@ -233,15 +233,15 @@ def _for_staleness(facts: Facts) -> list[Suggestion]:
     return [
         _buffered(facts, "merges at once and discounts stale updates"),
         Suggestion("semi-async", "epochs, stale updates at full weight", QUORUM),
-        Suggestion("fadas", "smaller steps if the buffer holds stale updates", AT_ONCE),
+        Suggestion("fadas", "smaller steps if the buffer holds stale updates", ON_ARRIVAL),
     ]
 
 
 def _for_local_accuracy(facts: Facts) -> list[Suggestion]:
     return [
-        Suggestion("feddc-fedbuff", "compensated updates are not discounted", AT_ONCE),
+        Suggestion("feddc-fedbuff", "compensated updates are not discounted", ON_ARRIVAL),
         _cached(facts, "devices with late or few updates keep their full weight"),
-        Suggestion("aso-fed", "weight by data, not by staleness", AT_ONCE),
+        Suggestion("aso-fed", "weight by data, not by staleness", ON_ARRIVAL),
     ]
 
 
@@ -256,7 +256,7 @@ def _for_speed(facts: Facts) -> list[Suggestion]:
             Suggestion(
                 "aso-fed",
                 "weight by data, not by staleness; larger steps on slow devices",
-                AT_ONCE,
+                ON_ARRIVAL,
             ),
         ]
     if facts.scenario and not facts.scenario.jitter:
@@ -277,7 +277,7 @@ def _for_bandwidth(facts: Facts) -> list[Suggestion]:
     return [
         Suggestion("semi-async", "half of the updates of merging at once", QUORUM),
         Suggestion(
-            "paflm", "37% fewer bytes up: devices skip small updates", AT_ONCE, {"alpha": 1.0}
+            "paflm", "37% fewer bytes up: devices skip small updates", ON_ARRIVAL, {"alpha": 1.0}
         ),
     ]
 
@@ -319,14 +319,14 @@ def _smaller_rate(facts: Facts) -> Change | None:
     if facts.run is None:
         return None
     lr = float(f"{0.4 * facts.run.lr:.2g}")
-    return Change((f"training.lr={lr:g}",), "the next smaller learning rate", AT_ONCE)
+    return Change((f"training.lr={lr:g}",), "the next smaller learning rate", ON_ARRIVAL)
 
 
 def _whole_models(facts: Facts) -> Change:
     return Change(
         ('submodels.level="none"',),
         "if weak devices can train the whole network",
-        "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
+        "docs/studies/privaasyncfed.md#3-what-sub-models-save",
     )
 
 
@@ -336,7 +336,7 @@ def _submodels(facts: Facts) -> Change | None:
     return Change(
         ('submodels.level="declared"',),
         "only if weak devices cannot train the whole network: it lowers their accuracy",
-        "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
+        "docs/studies/privaasyncfed.md#3-what-sub-models-save",
     )
 
 

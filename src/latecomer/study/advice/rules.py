@@ -88,7 +88,7 @@ def divergence(facts: Facts) -> Finding | None:
         "divergence",
         f"The run has learned little: {why}. Most likely {cause} at lr {run.lr:g}.",
         {"accuracy": run.accuracy, "chance": run.chance, "refused": run.refused, "lr": run.lr},
-        "docs/studies/privaasyncfed.md" if noise else "docs/strategies.md#merging-at-once",
+        "docs/studies/privaasyncfed.md" if noise else "docs/strategies.md#merging-on-arrival",
     )
 
 
@@ -141,7 +141,7 @@ def late_classes(facts: Facts) -> Finding | None:
             "age_epochs": s.age,
             "straggler_passes": s.straggler_passes,
         },
-        "docs/studies/feddc.md#devices-that-are-away" if s.busy else "docs/studies/feddc.md",
+        "docs/studies/feddc.md#absent-devices" if s.busy else "docs/studies/feddc.md",
     )
 
 
@@ -153,7 +153,7 @@ def concept_shift(facts: Facts) -> Finding | None:
             f"Some devices assign other labels to the same inputs (data.drift.kind = {s.drift!r})."
             " One model cannot fit all devices.",
             {"skew": s.skew},
-            "docs/studies/echopfl.md#2-a-world-that-changes",
+            "docs/studies/echopfl.md#2-concept-shift",
         )
     private = s is not None and s.budget is not None
     if run is None or run.local_mean is None or run.clusters is not None or private:
@@ -183,7 +183,7 @@ def availability(facts: Facts) -> Finding | None:
         f" {s.without_update:.0%} of them send no update in this run, and {s.lost:.1%} of tasks are"
         " lost.",
         {"offline": s.offline, "without_update": s.without_update, "lost": s.lost},
-        "docs/studies/feddc.md#devices-that-are-away",
+        "docs/studies/feddc.md#absent-devices",
     )
 
 
@@ -275,7 +275,7 @@ def speed(facts: Facts) -> Finding | None:
             "passes": s.passes,
             "straggler_passes": s.straggler_passes,
         },
-        "docs/strategies.md#merging-at-once",
+        "docs/strategies.md#merging-on-arrival",
     )
 
 
@@ -327,7 +327,7 @@ def submodels(facts: Facts) -> Finding | None:
         f"{s.narrow:.0%} of the devices train a narrower sub-model. It saves computation and bytes,"
         " but its local test accuracy was low when we measured it (0.68 against 0.95).",
         {"narrow": s.narrow},
-        "docs/studies/privaasyncfed.md#3-what-sub-models-save-and-for-whom",
+        "docs/studies/privaasyncfed.md#3-what-sub-models-save",
     )
 
 
