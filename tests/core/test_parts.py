@@ -267,7 +267,8 @@ def test_a_part_inside_another_keeps_its_state_in_the_checkpoint():
     run = ToyRun(server_of(strategy), toy_fleet())
     run.until(40)
     assert run.server.state()["parts"]["weigh.weigh"] == {
-        "examples": dict.fromkeys(range(5), EXAMPLES)
+        "examples": dict.fromkeys(range(5), EXAMPLES),
+        "total": 5 * EXAMPLES,
     }
     twin = run.carried_over(ToyRun(server_of(strategy), toy_fleet()))
     assert twin.server.strategy.weigh.weigh.state() == run.server.strategy.weigh.weigh.state()

@@ -263,7 +263,7 @@ def test_thirteen_are_asked_and_ten_are_waited_for():
     assert logged(commands, "drop")
     assert server.store.head_params().item() == 1.0
     # Its seconds and its utility are recorded all the same.
-    assert server.strategy.dispatch.select.state()["records"][tasks[10].device][1] == 7.0
+    assert server.strategy.dispatch.select.state()["records"][tasks[10].device].seconds == 7.0
 
 
 @pytest.mark.parametrize(

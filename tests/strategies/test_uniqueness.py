@@ -74,4 +74,4 @@ def test_memory_of_peers_is_bounded():
     peers, view = Peers(), View()
     for version in range(10 * MAX_PEERS):
         peers.add(late(version, torch.ones(4)), view)
-    assert len(peers.state()["of"]) <= MAX_PEERS + 1
+    assert len(peers.state()["of_version"]) <= MAX_PEERS + 1

@@ -163,12 +163,12 @@ class Stateful:
 
     def state(self) -> dict[str, Any]:
         """Everything the part remembers, for the checkpoint."""
-        return {name: _snapshot(getattr(self, name)) for name in self.kept}
+        return {name.lstrip("_"): _snapshot(getattr(self, name)) for name in self.kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set what `state` returned."""
         for name in self.kept:
-            setattr(self, name, _snapshot(state[name]))
+            setattr(self, name, _snapshot(state[name.lstrip("_")]))
 
 
 def _snapshot(value: Any) -> Any:

@@ -293,7 +293,7 @@ class InversionCompensator(Observer):
 
     def state(self) -> dict[str, Any]:
         found = super().state()
-        return found if self.keep_estimates else {**found, "last": {}, "_found": {}}
+        return found if self.keep_estimates else {**found, "last": {}, "found": {}}
 
 
 def _stream(seed: int, task: Task) -> int:

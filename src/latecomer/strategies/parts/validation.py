@@ -114,4 +114,4 @@ class EstimateValidation(Observer):
 
     def state(self) -> dict[str, Any]:
         found = super().state()
-        return found if self.keep_estimates else {**found, "_pending": {}}
+        return found if self.keep_estimates else {**found, "pending": {}}
