@@ -133,7 +133,7 @@ def test_untrained_coordinates_stay_bit_unchanged(name):
     assert any(server.store.head_params(n)[0] != 0 for n in server.store.lineages)
 
 
-# What devices carry may change at any time. Nobody carries coordinate 5.
+# Sub-models of devices may change at any time. No device trains coordinate 5.
 
 EVEN, START, ONE = (
     Submodel(name, torch.tensor(index))
@@ -212,8 +212,8 @@ def test_a_device_may_join_again_with_another_sub_model(name):
     server = toy_server(name)
     tasks = sends(server.handle(*(Joined(device, EVEN) for device in range(3))))
     begun = {n: server.store.head_params(n)[5].clone() for n in server.store.lineages}
-    for turn in range(12):
-        part = (EVEN, START, ONE)[turn % 3]
+    for step in range(12):
+        part = (EVEN, START, ONE)[step % 3]
         answers = [
             Arrived(t.device, Update(t.id, torch.full((t.params.numel(),), 0.1), 5)) for t in tasks
         ]
@@ -225,17 +225,17 @@ def test_a_device_may_join_again_with_another_sub_model(name):
     assert all(torch.isfinite(server.store.head_params(n)).all() for n in server.store.lineages)
 
 
-# A device whose privacy budget is spent is heard once more, or not at all.
+# A device whose privacy budget is spent sends one more update, or none.
 
 
-def test_devices_that_retire_are_left_in_peace(name):
+def test_devices_that_retire_get_no_more_tasks(name):
     server = toy_server(name)
     tasks = sends(server.handle(*(Joined(device) for device in range(4))))
     retired, notes = set(), []
-    for turn in range(30):
+    for step in range(30):
         answers = []
         for task in tasks:
-            last = task.device < 2 and turn > 1
+            last = task.device < 2 and step > 1
             silent = last and task.device == 0
             retired |= {task.device} if last else set()
             delta = None if silent else torch.full((SIZE,), 0.1)
@@ -247,10 +247,10 @@ def test_devices_that_retire_are_left_in_peace(name):
         if not tasks:
             break
         state, server = server.state(), toy_server(name)
-        server.restore(state)  # a checkpoint is no way round it
+        server.restore(state)  # retirement survives a checkpoint
     assert retired <= {0, 1}
     assert sorted(note.fields["device"] for note in notes) == sorted(retired)
-    # Whoever has a budget left goes on.
+    # Devices with a budget left go on.
     assert {task.device for task in tasks} <= {2, 3}
     assert tasks
 

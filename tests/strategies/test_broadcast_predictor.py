@@ -92,7 +92,7 @@ def test_the_same_lessons_give_the_same_network():
     assert all(torch.equal(value, two.weights()[name]) for name, value in one.weights().items())
 
 
-def test_nobodys_random_stream_is_touched():
+def test_the_global_random_stream_is_not_advanced():
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)

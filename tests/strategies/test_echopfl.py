@@ -65,7 +65,7 @@ def test_one_cluster_without_broadcast_is_fedasync_on_digits(tmp_path):
     other = run(tmp_path / "other", {"name": "fedasync"})
     assert one["model_hash"] == other["model_hash"]
     different = {key for key in one if one[key] != other[key]}
-    assert different == {"strategy", "clusters", "branches"}
+    assert different == {"strategy", "clusters", "cluster_members"}
     assert one["clusters"] == {"final": 1, "splits": 0, "merges": 0, "broadcasts": 0}
 
 
