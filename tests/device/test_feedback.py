@@ -69,7 +69,7 @@ def test_a_device_that_lacks_classes_divides_by_no_zero():
 def test_large_data_are_looked_at_in_parts(monkeypatch):
     x, y = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 3
     whole = feedback(MIRROR, SAME, x, y)
-    monkeypatch.setattr(module, "EVALUATED_AT_ONCE", 2)
+    monkeypatch.setattr(module, "MAX_EXAMPLES_AT_ONCE", 2)
     assert feedback(MIRROR, SAME, x, y) == pytest.approx(whole)
 
 
@@ -90,7 +90,7 @@ def task(spec=SPEC, **more):
 
 
 def test_a_fifth_is_held_back_and_the_rest_is_trained_on():
-    trained, held = client().parts(20)
+    trained, held = client().train_validation_split(20)
     assert (len(trained), len(held)) == (16, 4)
     assert sorted([*trained.tolist(), *held.tolist()]) == list(range(20))
     plan = client().plan(task())
@@ -99,13 +99,13 @@ def test_a_fifth_is_held_back_and_the_rest_is_trained_on():
 
 
 def test_with_fewer_than_five_all_examples_serve_both():
-    trained, held = client(4).parts(4)
+    trained, held = client(4).train_validation_split(4)
     assert sorted(trained.tolist()) == sorted(held.tolist()) == [0, 1, 2, 3]
 
 
 def test_the_judgement_is_of_the_held_back_examples_and_the_delta_of_the_others():
     one = client()
-    _, held = one.parts(20)
+    _, held = one.train_validation_split(20)
     update = one.perform(task())
     judged = feedback(MIRROR, SAME, one.x[held], one.y[held])
     assert update.metrics == judged
@@ -132,7 +132,7 @@ def test_looking_costs_a_third_of_training():
 def test_the_loss_of_every_offered_model_is_told():
     worse = Offer("other", 1, -SAME)
     update = client().perform(task(offers=(worse,)))
-    x, y = client().judged_by(task())
+    x, y = client().validation_data(task())
     for number, params in enumerate((SAME, -SAME)):
         loss = nn.functional.cross_entropy(MIRROR.logits(params, x), y).item()
         assert update.metrics[f"loss_{number}"] == pytest.approx(loss, rel=1e-5)
@@ -159,9 +159,9 @@ def test_a_private_device_judges_nothing_and_takes_no_newer_model():
 def test_while_data_grow_nobody_changes_sides():
     """What was trained on is never judged by, and the other way round."""
     device = client(50)
-    kept, held = (set(part.tolist()) for part in device.parts(50))
+    kept, held = (set(part.tolist()) for part in device.train_validation_split(50))
     for n in (50, 33, 12, 7):
-        some, others = (set(part.tolist()) for part in device.parts(n))
+        some, others = (set(part.tolist()) for part in device.train_validation_split(n))
         if some != others:
             assert some <= kept
             assert others <= held

@@ -8,7 +8,7 @@ import torch
 from latecomer.core.messages import MAIN, Task, TrainSpec
 from latecomer.device.client import Client
 from latecomer.device.flat import flat_model
-from latecomer.device.memory import DeviceMemory, balanced, if_new
+from latecomer.device.memory import DeviceMemory, balanced, lazy_upload
 
 MODEL = flat_model("mlp", (6,), 3)
 X, Y = torch.randn(10, 6, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
@@ -51,7 +51,7 @@ def test_little_change_beside_the_movement_stays_unsent() -> None:
     spec, memory = TrainSpec(lazy=2.0), DeviceMemory()
 
     def sent(delta: list[float], params: list[float]) -> torch.Tensor | None:
-        return if_new(torch.tensor(delta), task(0, spec, torch.tensor(params)), memory)
+        return lazy_upload(torch.tensor(delta), task(0, spec, torch.tensor(params)), memory)
 
     assert sent([1.0, 0.0], [0.0, 0.0]) is not None  # the first is always new
     assert sent([1.0, 1.0], [0.5, 0.0]) is not None  # 1 > 2 * 0.25; it is what was sent last
@@ -65,7 +65,7 @@ def test_what_stayed_unsent_is_carried_on() -> None:
     spec, memory = TrainSpec(lazy=1.0, accumulate_residual=True), DeviceMemory()
 
     def sent(delta: float, params: float) -> torch.Tensor | None:
-        return if_new(torch.tensor([delta]), task(0, spec, torch.tensor([params])), memory)
+        return lazy_upload(torch.tensor([delta]), task(0, spec, torch.tensor([params])), memory)
 
     assert values(sent(1.0, 0.0)) == [1.0]
     assert sent(1.5, 1.0) is None  # 0.25 <= 1
@@ -77,7 +77,7 @@ def test_what_stayed_unsent_is_carried_on() -> None:
 def test_without_carrying_it_is_lost() -> None:
     spec, memory = TrainSpec(lazy=1.0), DeviceMemory()
     for delta, params, expected in ((1.0, 0.0, 1.0), (1.5, 1.0, None), (3.0, 2.0, 3.0)):
-        found = if_new(torch.tensor([delta]), task(0, spec, torch.tensor([params])), memory)
+        found = lazy_upload(torch.tensor([delta]), task(0, spec, torch.tensor([params])), memory)
         assert found is None if expected is None else values(found) == [expected]
 
 
@@ -89,7 +89,7 @@ def test_a_device_with_another_submodel_begins_anew() -> None:
     for size in (2, 3):
         delta = torch.ones(size)
         assert torch.equal(balanced(delta, spec, memory), delta)
-        assert if_new(delta, task(0, spec, torch.zeros(size)), memory) is not None
+        assert lazy_upload(delta, task(0, spec, torch.zeros(size)), memory) is not None
 
 
 @pytest.mark.parametrize("spec", [replace(SPEC, balance=0.5), replace(SPEC, lazy=1e9)])
@@ -115,7 +115,7 @@ def test_a_plain_task_leaves_the_memory_alone() -> None:
     update = Client(2, MODEL, X, Y, seed=5).perform(task(), memory)
     assert update.delta is not None
     assert not memory
-    assert not SPEC.remembers
+    assert not SPEC.needs_memory
 
 
 def test_a_silent_device_still_tells_its_number_of_examples() -> None:

@@ -49,7 +49,7 @@ def test_it_does_not_change_the_training() -> None:
 
 def test_large_data_are_passed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = loss_rms(MODEL, MODEL.init(0), X, Y)
-    monkeypatch.setattr(training, "EVALUATED_AT_ONCE", 3)
+    monkeypatch.setattr(training, "MAX_EXAMPLES_AT_ONCE", 3)
     assert loss_rms(MODEL, MODEL.init(0), X, Y) == pytest.approx(whole)
 
 

@@ -93,7 +93,7 @@ def test_nothing_is_skipped_below_a_threshold_of_zero():
     plain, _ = run_with(Strategy(weigh=ByShareOfExamples(decay), merge=Buffer(1)))
     assert not any("skipped" in fields for fields in arrivals)
     assert ours.server.spec == plain.server.spec
-    assert not ours.server.spec.remembers
+    assert not ours.server.spec.needs_memory
     assert torch.equal(ours.server.store.head_params(), plain.server.store.head_params())
     assert ours.bytes_saved == 0
 
@@ -101,7 +101,7 @@ def test_nothing_is_skipped_below_a_threshold_of_zero():
 def test_a_tiny_threshold_skips_nothing_either():
     ours, _ = run_with(paflm(threshold=1e-30))
     plain, _ = run_with(paflm(threshold=0.0))
-    assert ours.server.spec.remembers
+    assert ours.server.spec.needs_memory
     assert torch.equal(ours.server.store.head_params(), plain.server.store.head_params())
 
 

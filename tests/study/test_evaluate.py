@@ -87,7 +87,7 @@ class FakeExperiment:
     """What `Evaluator` reads of an experiment: four devices, three of them late."""
 
     max_examples: int = 0
-    vmap_trouble: str | None = None
+    batching_problem: str | None = None
     devices: Any = DEVICES
     fleet: Any = field(default_factory=lambda: SimpleNamespace(late=frozenset({1, 2, 3})))
     model: FlatModel = NETWORK
@@ -95,10 +95,15 @@ class FakeExperiment:
     def __post_init__(self) -> None:
         clients = [SimpleNamespace(train=train, test=test) for train, test in self.devices]
         self.federation = SimpleNamespace(clients=clients, num_classes=2)
+        self.resolution = SimpleNamespace(batching_problem=self.batching_problem)
         self.config = SimpleNamespace(
             evaluate=SimpleNamespace(examples=self.max_examples),
             fleet=SimpleNamespace(late=SimpleNamespace(classes=(1,))),
         )
+
+    @property
+    def data(self) -> "FakeExperiment":
+        return self
 
     def networks(self, submodel: object) -> FlatModel:
         return self.model
@@ -250,7 +255,10 @@ def test_central_scores_count_a_model_by_the_training_devices_of_its_cluster(
 ) -> None:
     """Two devices of model a, with 2 of 3 right, and one of model b, with 1 of 3 right."""
     server: Any = FakeServer(*CLUSTERS)
-    other = {"model": FlatModel(lambda: Unbatchable(1, 2), (1,), 2), "vmap_trouble": "it branches"}
+    other = {
+        "model": FlatModel(lambda: Unbatchable(1, 2), (1,), 2),
+        "batching_problem": "it branches",
+    }
     found = evaluator(**({} if batched else other)).central(server)
     assert found.accuracy == pytest.approx(5 / 9)
     loss = (2 * cross_entropy(1, 1, -1) + cross_entropy(-1, -1, 1)) / 3

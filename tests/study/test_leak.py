@@ -22,7 +22,7 @@ from latecomer.core.params import digest
 from latecomer.data.federated_dataset import Examples, FederatedDataset
 from latecomer.data.sources import load
 from latecomer.device.personalisation import Personalised, personalise
-from latecomer.study import evaluate, experiment
+from latecomer.study import evaluate, local_data
 from latecomer.study.config import Config
 from latecomer.study.experiment import Experiment
 from latecomer.study.runner import start_run
@@ -64,7 +64,7 @@ class Run:
 
     def __init__(self, config: Config, folder: Path, poison: Poison | None = None) -> None:
         self.personalised: list[tuple[ServingSettings, str, list[float]]] = []
-        federate = experiment.federate
+        federate = local_data.federate
 
         def replaced(*args: Any, **kwargs: Any) -> FederatedDataset:
             data = federate(*args, **kwargs)
@@ -77,7 +77,7 @@ class Run:
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experiment, "federate", replaced)
+            patch.setattr(local_data, "federate", replaced)
             patch.setattr(evaluate, "personalise", traced)
             self.summary = start_run(config, folder)
         self.events = [json.loads(line) for line in (folder / "events.jsonl").open()]
@@ -164,7 +164,7 @@ def test_scaling_and_augmentation_do_not_depend_on_features_of_test_rows(
         x[rows] = 100 - 3 * x[rows]
         return replace(dataset, x=x)
 
-    monkeypatch.setattr(experiment, "load", changed)
+    monkeypatch.setattr(local_data, "load", changed)
     for client, other in zip(clients, Experiment(config).federation.clients, strict=True):
         assert torch.equal(client.train.x, other.train.x)
         assert torch.equal(client.validation.x, other.validation.x)

@@ -40,7 +40,7 @@ class TrainSpec:
     accumulate_residual: bool = False  # a delta that stays unsent is added to the next one
 
     @property
-    def remembers(self) -> bool:
+    def needs_memory(self) -> bool:
         """Whether a task needs state of the device's earlier tasks, so that their order matters."""
         return self.balance > 0 or self.lazy > 0
 

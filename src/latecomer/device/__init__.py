@@ -1,1 +1,1 @@
-"""What runs on a device: models, local training, and the client around them."""
+"""Code that runs on a device: models, local training, privacy, personalisation, the client."""

@@ -1,4 +1,4 @@
-"""Can a network be computed for several parameter vectors at once? Tried out, not guessed."""
+"""Whether several parameter vectors of a network can be trained in one batch (torch.func.vmap)."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from latecomer.loading import first_line
 
 
 def reason_not_to_batch(model: FlatModel) -> str | None:
-    """Why this network cannot be trained in batches; None if it can. Tried out on two."""
+    """Why training under vmap fails for this network, found by training two; None if it works."""
     params = torch.stack([model.init(0)] * 2)
     x = torch.zeros(2, 1, *model.input_shape)
     y = torch.zeros(2, 1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What a model must be so that training is a pure function of tensors; anything else is refused."""
+"""Checks that training a network is a pure function of tensors, and that its shapes fit."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from latecomer.loading import first_line
 def check_model(
     module: nn.Module, input_shape: tuple[int, ...], num_classes: int, label: str = "model"
 ) -> None:
-    """Raise BadInput, saying what to use instead, unless `module` can be trained here."""
+    """Raise BadInput, naming an alternative, if `module` keeps state, draws numbers or misfits."""
     for name, part in module.named_modules():
         kind, where = type(part).__name__, f"at '{name}'" if name else "at the top"
         if isinstance(part, _BatchNorm):
@@ -29,19 +29,19 @@ def check_model(
     _check_forward(module, input_shape, num_classes, label)
     for name, _ in module.named_buffers():
         raise BadInput(
-            f"{label}: buffer '{name}' is state outside the parameters and would not travel; "
+            f"{label}: buffer '{name}' is state outside the parameters and would not be sent; "
             f"use an nn.Parameter, a plain attribute or a layer without running statistics"
         )
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     if not names:
         raise BadInput(f"{label}: no parameters to train; use a module with nn.Parameter")
-    own = dict(module.named_parameters())
+    distinct = dict(module.named_parameters())
     for name in names:
-        if name not in own:
+        if name not in distinct:
             raise BadInput(
                 f"{label}: parameter '{name}' is shared with another layer; give each its own"
             )
-        if not own[name].requires_grad:
+        if not distinct[name].requires_grad:
             raise BadInput(
                 f"{label}: parameter '{name}' is frozen (requires_grad=False); "
                 f"unfreeze it, or train the output layer alone with last_layer_only"

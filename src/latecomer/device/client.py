@@ -1,4 +1,4 @@
-"""The code on a device: its data, and the tasks it performs on them."""
+"""The client: local training of tasks on the data of one device, with or without privacy."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
 from latecomer.device.ledger import Ledger
 from latecomer.device.local_training import LocalTraining
-from latecomer.device.memory import DeviceMemory, balanced, if_new
+from latecomer.device.memory import DeviceMemory, balanced, lazy_upload
 from latecomer.device.networks import Networks
 from latecomer.device.privacy import Privacy, noise_rng
 from latecomer.device.release import release
@@ -27,21 +27,21 @@ from latecomer.device.training import (
 )
 from latecomer.errors import BadInput
 
-JUDGE_STREAM = 3  # beside those of batches and noise
-LEDGER = "ledger"  # its place in the device's memory
+VALIDATION_STREAM = 3  # random stream of the validation split, beside batches and noise
+LEDGER = "ledger"  # key of the privacy ledger in the device's memory
 
-# The examples that a device has at a moment.
+# The examples of a device at a virtual time.
 Stream = Callable[[float], tuple[Tensor, Tensor]]
-# After how many passes over its data a device goes on from which of the models it was sent.
+# (passes over the data, number of the broadcast that training is rebased on after them)
 Rebases = tuple[tuple[int, int], ...]
 
 
 class Client:
     """Trains the network of each task on the examples of one device.
 
-    With `privacy`, nothing leaves the device that is not noised and in its ledger, whatever a task
-    may ask for. With a `stream` the data change: it gives them for the moment at which a task
-    began, and `x` and `y` are only the most there ever are.
+    With `privacy`, everything that leaves the device is noised and in its ledger, whatever a task
+    asks for. With a `stream` the data change: it returns those of the time at which a task began;
+    `x` and `y` are then the largest set of them.
     """
 
     def __init__(
@@ -73,82 +73,81 @@ class Client:
         return (self.x, self.y) if self.stream is None else self.stream(task.began)
 
     def network(self, submodel: Submodel | None) -> FlatModel:
-        """What this device trains where it carries `submodel`."""
+        """The network of this sub-model; BadInput if there is none."""
         found = self.networks(submodel)
         if found is None:
             raise BadInput(f"device {self.device}: no network for '{name_of(submodel)}'")
         return found
 
-    def remembers(self, task: Task) -> bool:
-        """Whether this task needs what the device kept of earlier ones: they must run in order."""
-        return task.spec.remembers or self.privacy is not None
+    def needs_memory(self, task: Task) -> bool:
+        """Whether the task uses memory of earlier ones, so that tasks must be trained in order."""
+        return task.spec.needs_memory or self.privacy is not None
 
     def plan(self, task: Task) -> Plan:
-        """The mini-batches of this task, whenever and wherever it is executed."""
+        """The mini-batches of this task: a function of seed, device and task number alone."""
         rng, n = task_rng(self.seed, self.device, task.number), len(self.data(task)[1])
         if not _holds_back(task.spec):
             return plan_batches(n, task.spec, rng)
-        kept, _ = self.parts(n)
-        plan = plan_batches(len(kept), task.spec, rng)
-        return Plan(kept[plan.order], plan.mask)
+        train, _ = self.train_validation_split(n)
+        plan = plan_batches(len(train), task.spec, rng)
+        return Plan(train[plan.order], plan.mask)
 
-    def parts(self, n: int) -> tuple[Tensor, Tensor]:
-        """Which of n examples it trains on and which it judges models by, where it does: 4 to 1.
+    def train_validation_split(self, n: int) -> tuple[Tensor, Tensor]:
+        """Indices of the training and validation examples among the first n, 4 to 1.
 
-        A model would be judged too well by what it has been trained on. With fewer than five
-        examples all are used for both.
+        With fewer than five examples all of them are used for both.
         """
-        rng = torch.Generator().manual_seed(mixed(self.seed, JUDGE_STREAM, self.device))
+        rng = torch.Generator().manual_seed(mixed(self.seed, VALIDATION_STREAM, self.device))
         shuffled = torch.randperm(self.num_examples, generator=rng)
-        here = shuffled < n  # while data grow, nobody changes sides
-        side = torch.arange(self.num_examples) < self.num_examples // 5
-        kept, held = shuffled[here & ~side], shuffled[here & side]
-        return (kept, held) if len(held) and len(kept) else (shuffled[here], shuffled[here])
+        here = shuffled < n  # while data grow, no example changes its part
+        held_back = torch.arange(self.num_examples) < self.num_examples // 5
+        train, held = shuffled[here & ~held_back], shuffled[here & held_back]
+        return (train, held) if len(held) and len(train) else (shuffled[here], shuffled[here])
 
-    def judged_by(self, task: Task) -> tuple[Tensor, Tensor]:
-        """The examples by which models are judged and chosen."""
+    def validation_data(self, task: Task) -> tuple[Tensor, Tensor]:
+        """The examples on which the losses of models and the feedback are computed."""
         x, y = self.data(task)
         if not _holds_back(task.spec):
             return x, y
-        _, held = self.parts(len(y))
+        _, held = self.train_validation_split(len(y))
         return x[held], y[held]
 
     def examples(self, task: Task) -> float:
-        """How many examples this task passes through, in units of work on the whole network.
+        """The work of this task, in examples trained with the whole network.
 
-        Every pass is counted. Looking at an example, to choose among models or to judge one, takes
-        a third of training on it.
+        Every pass counts. A forward pass over an example, for the loss of a model or the feedback,
+        costs a third of training on it.
         """
-        looks = (1 + len(task.offers) if task.offers else 0) + task.spec.feedback
-        trained = judged = len(self.data(task)[1])
+        forward = (1 + len(task.offers) if task.offers else 0) + task.spec.feedback
+        trained = validated = len(self.data(task)[1])
         if self.privacy is not None:
-            looks = 0  # what it saw could not be told
+            forward = 0  # neither choice nor feedback may be sent
         elif _holds_back(task.spec):
-            trained, judged = map(len, self.parts(trained))
-        passes = trained * task.spec.local_epochs + judged * looks / 3
+            trained, validated = map(len, self.train_validation_split(trained))
+        passes = trained * task.spec.local_epochs + validated * forward / 3
         return passes * self.networks.work(task.submodel)
 
     def choose(self, task: Task) -> int:
-        """The number of the model with the least loss on this device's examples."""
-        losses = self.fits(task)
+        """The number of the model with the least validation loss: 0, or 1 + index of an offer."""
+        losses = self.model_losses(task)
         return losses.index(min(losses)) if losses else 0
 
-    def fits(self, task: Task) -> list[float]:
-        """The loss of each model there is to choose from; none if there is no choice."""
+    def model_losses(self, task: Task) -> list[float]:
+        """Validation loss of the task's model and of each offer; empty without offers."""
         if not task.offers:
             return []
         network = self.network(task.submodel)
         models = [task.params, *(offer.params for offer in task.offers)]
-        x, y = self.judged_by(task)
+        x, y = self.validation_data(task)
         return [average_loss(network, params, x, y) for params in models]
 
     def perform(
         self, task: Task, memory: DeviceMemory | None = None, rebases: Rebases = ()
     ) -> Update:
-        """Train as the task says; the same task always gives the same update.
+        """The update of this task, a deterministic function of the arguments.
 
-        A task whose spec asks for it reads and renews what the device keeps in `memory`; without
-        one it is treated as the device's first. `rebases` are for broadcasts that came meanwhile.
+        A spec that needs memory reads and changes `memory`; without one the task counts as the
+        device's first. `rebases` are the broadcasts that reached the device during training.
         """
         memory = {} if memory is None else memory
         if self.privacy is not None:
@@ -160,7 +159,7 @@ class Client:
                 self.advance(task, training, passes)
                 training.rebase(number, newer.params)
         self.advance(task, training, task.spec.local_epochs)
-        return self.answer(task, training.delta, training.choice, memory)
+        return self.make_update(task, training.delta, training.choice, memory)
 
     def start(self, task: Task) -> LocalTraining:
         """The training of this task before its first step, from the model with the least loss."""
@@ -181,34 +180,37 @@ class Client:
         )  # fmt: skip
         training.passes = until
 
-    def answer(
+    def make_update(
         self, task: Task, delta: Tensor, choice: int = 0, memory: DeviceMemory | None = None
     ) -> Update:
-        """What the device sends back once it has trained from the model of number `choice`."""
-        sent = self._worth_sending(task.chosen(choice), delta, {} if memory is None else memory)
+        """The update of a finished training, `delta` relative to the model of number `choice`."""
+        sent = self._with_memory(task.chosen(choice), delta, {} if memory is None else memory)
         metrics = {}
         network, base = self.network(task.submodel), task.chosen(choice).params
         x, y = self.data(task)
         if task.spec.report_loss:
             metrics["loss_rms"] = loss_rms(network, base, x, y)
         if task.spec.feedback:
-            metrics |= feedback(network, base, *self.judged_by(task), task.spec.prior_correction)
-            metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.fits(task))}
+            metrics |= feedback(
+                network, base, *self.validation_data(task), task.spec.prior_correction
+            )
+            metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.model_losses(task))}
         return release(Update(task.id, sent, len(y), metrics, choice=choice))
 
-    def _worth_sending(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:
+    def _with_memory(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:
+        """The delta after gradient balancing and lazy upload; None if it is not sent."""
         if task.spec.balance:
             delta = balanced(delta, task.spec, memory)
-        return if_new(delta, task, memory) if task.spec.lazy else delta
+        return lazy_upload(delta, task, memory) if task.spec.lazy else delta
 
     def _perform_privately(self, task: Task, memory: DeviceMemory, privacy: Privacy) -> Update:
-        """As `perform`; the choice among models and the loss would tell of the data un-noised."""
+        """As `perform`, without choice among models and losses, which would leak un-noised."""
         ledger = Ledger.from_tensor(memory[LEDGER]) if LEDGER in memory else Ledger()
         x, y = self.data(task)
         spec, n = privacy.enforced(task.spec), len(y)
         if not privacy.may_release(ledger, n, spec):
-            silent = Update(task.id, None, n, epsilon=privacy.epsilon(ledger), last=True)
-            return release(silent, private=True)
+            empty = Update(task.id, None, n, epsilon=privacy.epsilon(ledger), last=True)
+            return release(empty, private=True)
         plan = privacy.plan(n, spec, task_rng(self.seed, self.device, task.number))
         noise = noise_rng(self.seed, self.device, task.number)
         sizes = [int(size) for size in plan.mask.sum(1).tolist()]
@@ -218,12 +220,12 @@ class Client:
         delta = trained.sub_(task.params)
         trained_part = network.head if spec.last_layer_only else slice(None)
         delta[trained_part] = privacy.noised_update(delta[trained_part], noise)
-        # Charged even if it is not sent: that it is not tells something, too.
+        # Charged even if lazy upload suppresses it: that depends on the data, too.
         privacy.charge(ledger, n, spec)
         memory[LEDGER] = ledger.to_tensor()
         update = Update(
             task.id,
-            self._worth_sending(task, delta, memory),
+            self._with_memory(task, delta, memory),
             n,
             noise_std=privacy.noise_std(n, sizes, spec),
             epsilon=privacy.epsilon(ledger),

@@ -1,7 +1,7 @@
-"""Gradients of single examples, clipped and summed in one backward pass.
+"""Per-example gradients, clipped and summed in one backward pass.
 
-For a linear or convolutional layer the gradient of one example is a product of what went in and of
-what came back: their norms, and the sum of the clipped ones, follow from one ordinary backward pass
+For a linear or convolutional layer the gradient of one example is the product of its input and of
+the gradient at its output: norms and the clipped sum follow from one ordinary backward pass
 (Goodfellow 2015; Li et al. 2022 call it ghost clipping).
 """
 
@@ -21,11 +21,11 @@ class Product:
 
     def __init__(self, layer: Layer, back: Tensor, ahead: Tensor) -> None:
         self.layer, self.back, self.ahead = layer, back, ahead
-        # With one position the product is never needed itself.
+        # With one position, norms and sums need not form the product.
         self._each = back @ ahead if back.shape[2] > 1 else None
 
     def norms(self, order: int) -> Tensor:
-        """Of each example: the sum of the absolute values to the power `order`."""
+        """Per example: the sum of absolute gradient values to the power `order`."""
         if self._each is not None:
             total = _power(self._each, order)
         else:
@@ -33,7 +33,7 @@ class Product:
         return total if self.layer.bias is None else total + _power(self.back.sum(2), order)
 
     def sums(self, factors: Tensor) -> list[Tensor]:
-        """Over the examples, each times its factor: of the weight, and of a bias if it has one."""
+        """Sums over the examples, weighted by `factors`: of the weight, and of the bias if any."""
         if self._each is not None:
             weight = factors @ self._each.flatten(1)
         else:
@@ -91,7 +91,7 @@ def clipped_sum(
     if times != len(layers) or len(passes) != len(layers):
         return None
     if versions != [(given._version, output._version) for given, output in passes.values()]:
-        return None  # overwritten in place: what came back is no longer that of the layer
+        return None  # overwritten in place: the gradient is no longer that of the layer's output
     outputs = [passes[layer][1] for layer in layers]
     backs = torch.autograd.grad(loss, outputs, allow_unused=True)
     if any(back is None for back in backs):
@@ -107,7 +107,7 @@ def clipped_sum(
     total = torch.stack([product.norms(spec.clip_norm) for product in products]).sum(0)
     norms = total if spec.clip_norm == 1 else total.sqrt()
     if not (usable := norms.isfinite()).all():
-        # One that overflows must not show in the sum, or it would be told un-noised.
+        # An overflow must not reach the sum: it would leave the device un-noised.
         return clipped_sum(module, layers, x[usable], y[usable], spec)
     factors = (spec.clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     pieces = [piece for product in products for piece in product.sums(factors)]
@@ -115,7 +115,7 @@ def clipped_sum(
 
 
 def _ahead(layer: Layer, given: Tensor) -> Tensor | None:
-    """What went in, as (n, positions, weights of an output)."""
+    """The layer's input as (n, positions, weights of one output)."""
     if isinstance(layer, nn.Linear):
         return given.unsqueeze(1) if given.dim() == 2 else None
     kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding

@@ -1,9 +1,9 @@
-"""Local SGD compiled with numba: the program of `training.local_update` for plain networks.
+"""Local SGD compiled with numba: `training.resumed_update` for sequential networks.
 
-Activations lie as (features, batch), images as (channel, height, width, batch): every inner loop
-runs over contiguous memory, a convolution is a sum of shifted rows without any im2col, and
-flattening costs nothing. All of it is in one file, because numba's cache on disk only notices
-changes in the file of the function that is called first.
+Activations are stored as (features, batch), images as (channel, height, width, batch): every inner
+loop runs over contiguous memory, a convolution is a sum of shifted rows without im2col, and
+flattening is free. All of it is in one file, because numba's disk cache only detects changes in the
+file of the function that is called first.
 """
 
 import numpy as np
@@ -35,8 +35,7 @@ from latecomer.device.program import (
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-# Sums may be reordered, but NaN and infinity stay what they are: training may diverge, and the
-# server must see that it did.
+# Sums may be reordered, but NaN and infinity are kept: the server must detect diverged training.
 fast = njit(
     cache=True,
     fastmath={"reassoc", "contract", "arcp", "nsz"},
@@ -121,7 +120,7 @@ def train(
 
 @fast
 def _places(table: Ints, width: int) -> tuple[Ints, int]:
-    """Where the input of each layer, and the output of the last, lies in the workspace."""
+    """Offsets in the workspace of each layer's input and of the last output, and its size."""
     starts = np.zeros(len(table) + 1, np.int64)
     place = table[0, IN_C] * table[0, IN_H] * table[0, IN_W] * width
     for i in range(len(table)):

@@ -12,7 +12,7 @@ from latecomer.loading import first_line, load_callable
 def load_module(
     name: str, input_shape: tuple[int, ...], num_classes: int, width: float = 1.0
 ) -> nn.Module:
-    """Import and call what `name` says; modules in the current directory are found too.
+    """The network that the callable `name` returns; the current directory is searched too.
 
     The callable gets those of input_shape=, num_classes= and width= that it names, otherwise
     (input_shape, num_classes) if it requires two arguments, otherwise nothing.

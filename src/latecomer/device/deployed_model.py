@@ -1,6 +1,6 @@
 """The deployed model of a device: the model of its last task, stored on disk and personalised.
 
-It lies in the device's state folder, so that any program on the device can load it between tasks.
+It is a file in the device's state folder: any program on the device can load it between tasks.
 """
 
 import json

@@ -10,7 +10,7 @@ from latecomer.core.messages import ServingSettings
 from latecomer.device.flat import FlatModel
 from latecomer.device.personalisation import output_bias
 
-EVALUATED_AT_ONCE = 4096  # examples
+MAX_EXAMPLES_AT_ONCE = 4096  # in one forward pass
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def feedback(
     class, "soft_0" ...: mean soft label p, "share_0" ...: label frequency, "sway_0" ...: mean of
     p (1 - p).
     """
-    outputs = [model.logits(params, part) for part in torch.split(x, EVALUATED_AT_ONCE)]
+    outputs = [model.logits(params, part) for part in torch.split(x, MAX_EXAMPLES_AT_ONCE)]
     logits = torch.cat(outputs).double()
     soft = logits.softmax(1)
     predicted, classes = soft.argmax(1), soft.shape[1]

@@ -1,4 +1,4 @@
-"""A network seen as a function of one flat parameter vector."""
+"""A network as a function of one flat parameter vector."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,12 +14,12 @@ from latecomer.device.seeding import global_generator
 
 
 class FlatModel:
-    """A module skeleton and the layout of its parameters in the flat vector.
+    """A torch module and the layout of its parameters in a flat vector.
 
-    `build` makes the network anew, so that `init` gives exactly the initial weights its author
-    meant. `head` is the part of the vector that belongs to the output layer. `kernel`, if set, is
-    what `local_update` trains with where it can. The skeleton is scratch space: one FlatModel
-    serves one thread at a time.
+    `init` calls `build` anew, which gives the initial weights of the network's own definition.
+    `head` is the slice of the vector that belongs to the output layer. `kernel`, if set, trains
+    the specs that it covers. The parameters of `module` are scratch space, so a FlatModel must not
+    be used by two threads at once.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class FlatModel:
         self.kernel: CompiledKernel | None = None
 
     def init(self, seed: int) -> Tensor:
-        """The initial vector of `seed`; the global generator is neither read nor moved."""
+        """The initial parameters of `seed`; the global generator is left unchanged."""
         return self.layout.flatten(dict(self._seeded(seed).named_parameters()))
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
-        """The network's output; differentiable and vmappable in both arguments."""
+        """The logits of `x` at `params`; differentiable and vmappable in both arguments."""
         output: Tensor = torch.func.functional_call(self.module, self.layout.unflatten(params), x)
         return output
 
     def bind(self, vector: Tensor) -> list[nn.Parameter]:
-        """Make the parameters of `module` views of `vector`, until the next bind.
+        """Make the parameters of `module` views of `vector`, until the next call.
 
-        Changing `vector` in place then changes the network: no copy and no re-wiring per step.
+        Changing `vector` in place then changes the network, without a copy per step.
         """
         views = self.layout.unflatten(vector.detach()).values()
         for parameter, view in zip(self._parameters, views, strict=True):
@@ -75,7 +75,7 @@ def flat_model(
 
 
 def _output_span(module: nn.Module, layout: Layout, input_shape: tuple[int, ...]) -> slice:
-    """Where the parameters of the layer that runs last lie, whichever was defined last."""
+    """The slice of the parameters of the layer that is executed last."""
     finished: list[str] = []
 
     def note(name: str) -> Callable[[nn.Module, object, object], None]:

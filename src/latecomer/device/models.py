@@ -1,4 +1,4 @@
-"""Which models there are, and how a name becomes a checked network."""
+"""The registry of built-in models, and the construction of a network from its name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from latecomer.errors import BadInput, unknown
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A built-in model: `takes` says in words what `fits` tests."""
+    """A built-in model: `fits` tests an input shape, `takes` describes those that fit."""
 
     name: str
     summary: str
@@ -32,7 +32,7 @@ def _is_image(shape: Shape) -> bool:
 
 
 def _is_lenet_image(shape: Shape) -> bool:
-    return _is_image(shape) and min(shape[1:]) >= zoo.LENET_SMALLEST
+    return _is_image(shape) and min(shape[1:]) >= zoo.MIN_LENET_SIDE
 
 
 MODELS: dict[str, ModelInfo] = {

@@ -1,4 +1,4 @@
-"""One network in several widths: what devices of unequal strength train."""
+"""A network and its sub-models of smaller width, for devices with less compute."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,10 +12,10 @@ from latecomer.errors import BadInput
 
 
 class Networks:
-    """The whole network and, by width, narrower ones whose parameters are corners of its own.
+    """The whole network and narrower ones, whose parameters are prefix slices of the whole.
 
-    Called with a sub-model, it gives the network of that name, None for a name it does not know.
-    Widths that come to the same layers share one sub-model. `submodels` goes from wide to narrow.
+    Called with a sub-model, it returns the network of that name, None if there is none. Widths
+    that round to the same layers share one sub-model. `submodels` is ordered from wide to narrow.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Networks:
 
     def _part(self, width: float, model: FlatModel, label: str) -> Submodel:
         if model.layout == self.whole.layout:
-            raise BadInput(f"{label}: nothing is pruned; it needs hidden layers that width narrows")
+            raise BadInput(f"{label}: nothing is pruned; it needs hidden layers that width reduces")
         try:
             return prefix(self.whole.layout, model.layout, f"width-{width:g}")
         except BadInput as error:
@@ -46,12 +46,12 @@ class Networks:
         return self.named(name_of(submodel))
 
     def named(self, name: str) -> FlatModel | None:
-        """The network of the sub-model of this name; that of the whole is empty."""
+        """The network of the sub-model of this name; the whole network has the empty name."""
         return self._models.get(name)
 
     @property
     def models(self) -> tuple[FlatModel, ...]:
-        """All of them, each once, the whole network first."""
+        """The distinct networks, the whole one first."""
         return tuple(self._models.values())
 
     def work(self, submodel: Submodel | None) -> float:
@@ -60,7 +60,7 @@ class Networks:
 
     @cached_property
     def works(self) -> dict[str, float]:
-        """`work` by the name of the sub-model; that of the whole network is empty."""
+        """`work` by name of the sub-model; the whole network has the empty name."""
         counts = {name: _operations(model) for name, model in self._models.items()}
         if not counts[""]:  # nothing but elementwise operations, which are not counted
             counts = {name: model.layout.size for name, model in self._models.items()}
@@ -74,7 +74,7 @@ def build_networks(
     hidden: Sequence[int],
     widths: Sequence[float],
 ) -> Networks:
-    """The model called `name` in every width of the table; the whole is always among them."""
+    """The model called `name` in these widths and in full width."""
     whole = flat_model(name, input_shape, num_classes, hidden)
     narrower = {}
     for width in _checked(widths):
@@ -97,7 +97,7 @@ def _checked(widths: Sequence[float]) -> list[float]:
 
 
 def _operations(model: FlatModel) -> int:
-    """Of one forward pass; the backward pass is in proportion to it."""
+    """Floating-point operations of one forward pass; the backward pass is proportional."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

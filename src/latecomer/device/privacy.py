@@ -1,6 +1,6 @@
-"""Local differential privacy: what is clipped, how much noise covers it, what is charged for it.
+"""Local differential privacy: clipping, noise and the charge to the ledger for each task.
 
-Cheng, Xue and Zhu (PrivaAsyncFed), section III.C, with the composition that it leaves out.
+Cheng, Xue and Zhu (PrivaAsyncFed), section III.C, plus composition, which the paper leaves out.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from latecomer.device.ledger import Accountant, Kind, Ledger, Release
 from latecomer.device.training import Hook, Plan, mixed, plan_batches
 from latecomer.errors import BadInput
 
-NOISE_STREAM = 2  # beside BATCH_STREAM
-MOST = 1e9  # an epsilon that promises nothing
+NOISE_STREAM = 2  # random stream of noise, beside BATCH_STREAM
+MAX_EPSILON = 1e9  # reported instead of infinity
 
 Where = Literal["step", "update"]
 Sampling = Literal["shuffle", "poisson"]
@@ -26,9 +26,9 @@ Denominator = Literal["batch", "dataset"]
 
 
 def per_release_multiplier(epsilon: float, delta: float, kind: Kind = "gaussian") -> float:
-    """The multiplier printed for one release of (epsilon, delta); Laplace needs no delta.
+    """The paper's noise multiplier for one (epsilon, delta) release; Laplace ignores delta.
 
-    For Gaussian noise the formula is proven for epsilon up to 1 only; the ledger knows better.
+    The Gaussian formula is proven for epsilon up to 1 only; the ledger accounts exactly.
     """
     if not epsilon > 0:
         raise BadInput(f"epsilon = {epsilon}: allowed is above 0")
@@ -37,23 +37,22 @@ def per_release_multiplier(epsilon: float, delta: float, kind: Kind = "gaussian"
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """How a device protects its data, and what every task is charged for it.
+    """The privacy mechanism of a device: what it clips and noises, and what a task is charged.
 
-    where = "step": one example is protected. Gradients of single examples are clipped, which the
-    task's spec must ask for (`clip`, in the norm `norm`), and every averaged one is noised.
-    where = "update": all data of the device are protected together, however it trains. The
-    finished delta is clipped and noised once.
+    where = "step": example-level privacy. Per-example gradients are clipped, which the task's spec
+    must ask for (`clip`, in the norm `norm`), and every averaged gradient is noised.
+    where = "update": device-level privacy. The finished delta is clipped and noised once.
 
-    sampling = "shuffle": a neighbour has one example replaced. Each is in one batch of a pass, so
-    that a pass over the data is one release: its other steps only process what is noisy already.
-    sampling = "poisson": a neighbour has one example made void, of gradient zero; the number of
-    examples is public. Each step draws every example by itself, and is a release of its own.
+    sampling = "shuffle": neighbouring datasets differ by one replaced example. An example is in
+    one batch of a pass, so a pass is one release: its other steps are post-processing.
+    sampling = "poisson": neighbouring datasets differ by one example of gradient zero; the number
+    of examples is public. Each step samples every example independently, and is one release.
 
-    `denominator` is what the noise of a step is divided by: "batch", as its sensitivity is, or
-    "dataset", as the paper prints Delta f. The latter is too little for batches that are not
-    everything, and the ledger says so.
+    `denominator` divides the noise of a step: "batch", like its sensitivity, or "dataset", as in
+    the paper's Delta f. The latter is too little noise unless a batch is the whole dataset; the
+    ledger charges the larger epsilon.
 
-    `budget` is the epsilon that a device may spend at `delta`, 0 for any.
+    `budget` is the largest epsilon of the ledger at `delta`; 0 is no bound.
     """
 
     kind: Kind
@@ -88,17 +87,17 @@ class Privacy:
         return 1 if self.kind == "laplace" else 2
 
     def release(self, n: int, spec: TrainSpec) -> Release:
-        """What a device with n examples is charged for, `releases` times per task."""
+        """The release that a device with n examples is charged, `releases` times per task."""
         if self.sampling == "poisson":
             return Release(self.kind, self.multiplier, _expected(n, spec) / n)
         if self.where == "step" and self.denominator == "dataset":
-            # Against the true sensitivity, in the smallest batch that an example may be in.
+            # Relative to the sensitivity in the smallest batch that an example may be in.
             width = _expected(n, spec)
             return Release(self.kind, self.multiplier * (n % width or width) / n)
         return Release(self.kind, self.multiplier)
 
     def releases(self, n: int, spec: TrainSpec) -> int:
-        """How many releases one task makes."""
+        """The number of releases of one task."""
         if self.where == "update":
             return 1
         return _steps(n, spec) if self.sampling == "poisson" else spec.local_epochs
@@ -111,17 +110,17 @@ class Privacy:
         return ledger.affords(release, count, self.budget, self.delta, self.accountant)
 
     def enforced(self, spec: TrainSpec) -> TrainSpec:
-        """The training program with this device's own bound, whatever the task asks for."""
+        """The spec with this device's clipping bound in place of the task's."""
         if self.where == "update":
             return spec
         return replace(spec, clip=self.clip, clip_norm=self.norm)
 
     def epsilon(self, ledger: Ledger) -> float:
-        """What has been spent, as it is told: a number, however little noise there was."""
-        return min(ledger.epsilon(self.delta, self.accountant), MOST)
+        """The epsilon of the ledger, at most `MAX_EPSILON`."""
+        return min(ledger.epsilon(self.delta, self.accountant), MAX_EPSILON)
 
     def charge(self, ledger: Ledger, n: int, spec: TrainSpec) -> None:
-        """Put one task on the ledger."""
+        """Add the releases of one task to the ledger."""
         ledger.charge(self.release(n, spec), self.releases(n, spec))
 
     def plan(self, n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
@@ -133,8 +132,8 @@ class Privacy:
     ) -> Hook | None:
         """The hook of `local_update` that noises each step's gradient; None if none is noised.
 
-        `sizes` are the numbers of real examples of the plan's steps. It draws from `rng` as the
-        steps come: one hook serves one run of the task.
+        `sizes` are the numbers of real examples of the plan's steps. The hook draws from `rng`
+        step by step, so it serves one run of the task.
         """
         if self.where == "update":
             return None
@@ -142,8 +141,7 @@ class Privacy:
 
         def noised(gradient: Tensor, step: int) -> Tensor:
             if self.sampling == "poisson":
-                # From the mean of those drawn to their sum over the expected number, which no
-                # example can change.
+                # The sum over the expected batch size, which does not depend on the examples.
                 share = sizes[step] / _expected(n, spec)
                 gradient = gradient * share if share else torch.zeros_like(gradient)
             if not scales[step]:
@@ -153,9 +151,9 @@ class Privacy:
         return noised
 
     def scales(self, sizes: Sequence[int], n: int, spec: TrainSpec) -> list[float]:
-        """What `unit_noise` is multiplied with in each step; 0 for the padding of a shuffled plan.
+        """The scale of the noise in each step; 0 in empty steps of a shuffled plan.
 
-        Over the learning rate, 2C/|D| for one batch of everything. Eqs. 21-24.
+        Multiplier times sensitivity: 2C/|D| for a batch of the whole dataset. Eqs. 21-24.
         """
         if self.sampling == "poisson":
             return [self.multiplier * self.clip / _expected(n, spec)] * len(sizes)
@@ -167,19 +165,19 @@ class Privacy:
         ]
 
     def noised_update(self, delta: Tensor, rng: torch.Generator) -> Tensor:
-        """The delta that may leave the device; as it is if its steps were noised."""
+        """The delta clipped and noised with where = "update"; unchanged with "step"."""
         if self.where == "step":
             return delta
         size = vector_norm(delta, ord=self.norm).item()
-        # A delta that is not finite would show through the noise.
+        # A delta that is not finite would be visible through the noise.
         bounded = delta * min(1.0, self.clip / max(size, 1e-30)) if isfinite(size) else 0.0
         return unit_noise(self.kind, delta, rng) * (self.multiplier * 2 * self.clip) + bounded
 
     def noise_std(self, n: int, sizes: Sequence[int], spec: TrainSpec) -> float:
-        """The standard deviation of the noise in a coordinate of the delta that was trained.
+        """The standard deviation of the noise in one trained coordinate of the delta.
 
-        What noise does to later gradients, and weight decay and the proximal pull to noise, are
-        ignored. Adam divides the noise by what it made of the gradients: 0.0, unknown.
+        Ignores how noise changes later gradients, weight decay and prox. 0.0, unknown, for
+        Adam, which rescales the noise.
         """
         unit = sqrt(2.0) if self.kind == "laplace" else 1.0
         if self.where == "update":
@@ -188,33 +186,32 @@ class Privacy:
             return 0.0
         total = repeated = 0.0
         for scale in filter(None, reversed(self.scales(sizes, n, spec))):
-            repeated = 1 + spec.momentum * repeated  # how often momentum says it from here on
+            repeated = 1 + spec.momentum * repeated  # weight of this step's noise by momentum
             total += (scale * repeated) ** 2
         return unit * spec.lr * spec.lr_scale * sqrt(total)
 
 
 def noise_rng(seed: int, device: int, number: int) -> torch.Generator:
-    """The noise of one task, apart from its batches.
+    """The generator of a task's noise, independent of that of its batches.
 
-    Whoever knows the seed can take the noise away: outside a simulation it must be the device's
-    own secret.
+    With the seed the noise can be subtracted: in a deployment it must be a secret of the device.
     """
     return torch.Generator().manual_seed(mixed(seed, NOISE_STREAM, device, number))
 
 
 def unit_noise(kind: Kind, like: Tensor, rng: torch.Generator) -> Tensor:
-    """Noise of scale 1 in the shape of `like`: its standard deviation, or Laplace's scale."""
+    """Noise in the shape of `like`, of standard deviation 1 or Laplace scale 1."""
     if kind == "gaussian":
         return torch.empty_like(like).normal_(generator=rng)
-    # The difference of two exponentials is Laplace's, and never infinite as a logarithm may be.
+    # The difference of two exponentials is Laplace, and never infinite as a logarithm may be.
     draw = torch.empty_like(like).exponential_(generator=rng)
     return draw - torch.empty_like(like).exponential_(generator=rng)
 
 
 def poisson_plan(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
-    """As many steps as shuffled passes have, each example in each step by a draw of its own.
+    """Poisson sampling: as many steps as shuffled passes have, examples drawn independently.
 
-    The draws have the rate at which the batches have `batch_size` examples on average.
+    The sampling rate gives batches of `batch_size` examples on average.
     """
     if n < 1:
         raise BadInput("a device needs at least one example to train on")
@@ -228,7 +225,7 @@ def poisson_plan(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
 
 
 def _expected(n: int, spec: TrainSpec) -> int:
-    """The average size of a sampled batch, and the width of a shuffled one."""
+    """The expected size of a sampled batch, and the size of a shuffled one."""
     return min(spec.batch_size, n)
 
 

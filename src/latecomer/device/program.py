@@ -1,4 +1,4 @@
-"""A plain network as a table of layers, for kernels that do not go through autograd."""
+"""A sequential network as a table of layers, for the kernel that does not use autograd."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from latecomer.core.params import Layout
 from latecomer.device.zoo import ChannelsFirst, Shape
 
 LINEAR, CONV, RELU, MAXPOOL, AVGPOOL = range(5)
-FIRST = 5  # a linear layer on the input itself, which lies as (batch, features) as it came
+FIRST = 5  # a linear layer on the input itself, stored as (batch, features)
 # Columns of the table.
 KIND, IN_C, IN_H, IN_W, OUT_C, OUT_H, OUT_W, K_H, K_W, PAD_H, PAD_W, WEIGHT, BIAS = range(13)
 
@@ -28,7 +28,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Program:
-    """`table` has a row per layer; `inputs` says which input feature comes where."""
+    """`table` has a row per layer, `inputs` the input feature at each position."""
 
     table: NDArray[np.int64]
     inputs: NDArray[np.int64]
@@ -39,7 +39,7 @@ class Program:
 
 
 def program_of(module: nn.Module, layout: Layout, input_shape: Shape) -> Program | None:
-    """The table of `module`, or None if it has a layer that the kernels do not know.
+    """The table of `module`, or None if it has a layer that the kernel does not support.
 
     Types are compared exactly: a subclass may compute anything.
     """
@@ -79,7 +79,7 @@ def program_of(module: nn.Module, layout: Layout, input_shape: Shape) -> Program
 
 
 def _row(layer: nn.Module, shape: Shape) -> list[int] | None:
-    """Kind, shapes and window of one layer; None if it is not known."""
+    """Kind, shapes and window of one layer; None if it is not supported."""
     channels, height, width = shape
     match layer:
         case nn.Linear(bias=bias, in_features=fan_in) if bias is not None and shape == (
@@ -130,7 +130,7 @@ def _plain_pool(layer: nn.MaxPool1d | nn.MaxPool2d) -> bool:
 
 
 def _pair(value: int | tuple[int, ...], missing: int = 1, flat: bool = False) -> tuple[int, int]:
-    """Height and width; what is given for one axis only is the width."""
+    """Height and width; a value for one axis is the width."""
     if isinstance(value, int):
         return (missing, value) if flat else (value, value)
     return (missing, value[0]) if len(value) == 1 else (value[0], value[1])

@@ -1,4 +1,4 @@
-"""The single door through which anything leaves a device."""
+"""The last step before an update leaves a device, where privacy removes what is not noised."""
 
 from dataclasses import replace
 
@@ -6,10 +6,9 @@ from latecomer.core.messages import Update
 
 
 def release(update: Update, private: bool = False) -> Update:
-    """What the server may see of `update`.
+    """The update as it is sent; every update of a device passes through here.
 
-    Everything a device sends passes here, so that privacy has one place to hold. A private
-    device's ledger covers the noised delta and what was made of it; all else that tells of its
-    data, such as a metric or a choice among models, stays at home.
+    The ledger of a private device covers the noised delta and functions of it. Metrics and the
+    choice among models depend on the data un-noised and are removed.
     """
     return replace(update, metrics={}, choice=0) if private else update

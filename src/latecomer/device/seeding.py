@@ -1,7 +1,7 @@
-"""Torch's global generator, lent to one thread at a time.
+"""Exclusive access to torch's global random generator.
 
-A server and its devices may share a process, and whoever builds a network draws from that one
-generator: two threads at once would get each other's weights.
+Building a network draws its weights from that generator. A server and its devices may share a
+process: without a lock, two threads would get each other's random numbers.
 """
 
 import threading
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 import torch
 
-_IN_USE = threading.RLock()
+_LOCK = threading.RLock()
 
 
 @contextmanager
 def global_generator(seed: int | None = None) -> Iterator[None]:
-    """Alone with the generator, from `seed` if given; on the CPU it is as it was afterwards.
+    """Lock the generator, seed it if `seed` is given, and restore its CPU state at the end.
 
-    Never wait within for a thread that may want it too.
+    Code inside must not wait for a thread that may lock it too.
     """
-    with _IN_USE, torch.random.fork_rng(devices=[]):
+    with _LOCK, torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
         yield

@@ -1,4 +1,7 @@
-"""The one local training program: a device runs it, a simulator batches it, a server unrolls it."""
+"""Local training: mini-batch plans, losses, and the parameters after the steps of a plan.
+
+Devices run it in place, the simulator batches it, and gradient inversion differentiates through it.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,19 +18,19 @@ from latecomer.device.flat import FlatModel
 from latecomer.device.optimizers import OptimizerState, initial_state, optimizer_step
 from latecomer.errors import BadInput
 
-BATCH_STREAM = 1  # keeps this generator apart from others made of the same seed
-PER_EXAMPLE_FLOATS = 2**26  # room for per-example gradients: 256 MB
-EVALUATED_AT_ONCE = 256  # examples; bounds the activations
+BATCH_STREAM = 1  # random stream of mini-batches, one of several of the same seed
+PER_EXAMPLE_FLOATS = 2**26  # bound on per-example gradients in memory: 256 MB
+MAX_EXAMPLES_AT_ONCE = 256  # in one forward pass; bounds the activations
 
 Hook = Callable[[Tensor, int], Tensor]
 Gradient = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Plan(NamedTuple):
-    """Which examples each step sees: `order` (steps, width) indices, `mask` 1 where real.
+    """The mini-batches: `order` (steps, width) example indices, `mask` 1 where real, 0 padding.
 
     The real examples of a step come first. In a functional run the mask may be any
-    non-negative weights, and may carry gradients.
+    non-negative weights, and may require gradients.
     """
 
     order: Tensor
@@ -35,12 +38,12 @@ class Plan(NamedTuple):
 
 
 def task_rng(seed: int, device: int, number: int) -> torch.Generator:
-    """The random stream of one task, whenever and wherever it is executed."""
+    """The generator of a task's mini-batches, independent of when and where it is trained."""
     return torch.Generator().manual_seed(mixed(seed, BATCH_STREAM, device, number))
 
 
 def mixed(*parts: int) -> int:
-    """One number that every bit of every part has stirred. Steele et al. 2014, SplitMix64."""
+    """A 64-bit hash of the parts. Steele et al. 2014, SplitMix64."""
     state = 0
     for part in parts:
         state = (state + part + 0x9E3779B97F4A7C15) % 2**64
@@ -70,7 +73,7 @@ def _mask(n: int, width: int, passes: int) -> Tensor:
 
 
 def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy, over the examples as `weights` count them; 0 if none counts."""
+    """Mean cross-entropy, weighted by `weights`; 0 if they are all 0."""
     if weights is None:
         return F.cross_entropy(logits, y)
     return _mean(F.cross_entropy(logits, y, reduction="none"), weights.to(logits.dtype))
@@ -78,8 +81,10 @@ def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tenso
 
 @torch.no_grad()
 def losses(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The loss of each example at `params`."""
-    parts = zip(torch.split(x, EVALUATED_AT_ONCE), torch.split(y, EVALUATED_AT_ONCE), strict=True)
+    """Cross-entropy of each example at `params`, in float64."""
+    parts = zip(
+        torch.split(x, MAX_EXAMPLES_AT_ONCE), torch.split(y, MAX_EXAMPLES_AT_ONCE), strict=True
+    )
     found = [
         F.cross_entropy(model.logits(params, some), of, reduction="none") for some, of in parts
     ]
@@ -87,12 +92,12 @@ def losses(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def loss_rms(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
-    """The root of the mean squared loss of the examples at `params`: Oort's measure of use."""
+    """Root mean squared loss of the examples at `params`: Oort's statistical utility."""
     return math.sqrt(losses(model, params, x, y).square().sum().item() / len(y))
 
 
 def average_loss(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
-    """The mean loss of the examples at `params`: how well a model fits them."""
+    """Mean loss of the examples at `params`."""
     return losses(model, params, x, y).mean().item()
 
 
@@ -108,16 +113,15 @@ def local_update(
     ragged: bool = False,
     weighted: bool = False,
 ) -> Tensor:
-    """`params` after training on (x, y) as `spec` and `plan` say; inputs are left as they were.
+    """`params` after training on (x, y) by `spec` and `plan`; the arguments are not changed.
 
-    `on_gradient(gradient, step)` sees each gradient after clipping and averaging and before the
-    optimiser; with `last_layer_only` it sees the coordinates of the output layer alone.
+    `on_gradient(gradient, step)` replaces each gradient after clipping and averaging and before
+    the optimiser; with `last_layer_only` it gets the coordinates of the output layer alone.
 
-    `functional` gives the same numbers in a form that torch.autograd can differentiate and
-    torch.func.vmap can batch, at a higher cost per call. There, `ragged` says that some steps may
-    have no real example; such a step changes nothing (otherwise they are always skipped, unless
-    `on_gradient` is there to see them).
-    `weighted` says that the mask holds weights, which a functional run takes them for anyway.
+    `functional` computes the same in a form that torch.autograd can differentiate and
+    torch.func.vmap can batch, at a higher cost per call. With `ragged`, functional steps without
+    a real example change nothing (in place they are skipped, unless there is an `on_gradient`).
+    With `weighted` the mask holds weights, as it always does in a functional run.
     """
     if not functional and not weighted and on_gradient is None:
         return resumed_update(model, params, params, None, x, y, spec, plan)[0]
@@ -175,11 +179,11 @@ def _train(
             real: Tensor | None = weights
             if sizes is not None:
                 if not sizes[step] and on_gradient is None:
-                    continue  # nothing to learn; but noise is due even then
+                    continue  # privacy noise is added even to an empty step
                 index, real = index[: sizes[step]], None
             gradient = gradient_at(moving, take(x, index), take(y, index), real)
             if on_gradient is not None:
-                # The step below may work in place; what the hook keeps must not change.
+                # The optimiser may work in place; the hook's tensor must not change.
                 gradient = on_gradient(gradient, step).clone()
             if spec.prox:
                 gradient = add(gradient, moving - base, alpha=spec.prox)
@@ -200,7 +204,7 @@ def _train(
 def _gradient_function(
     model: FlatModel, whole: Tensor, span: slice, spec: TrainSpec, functional: bool
 ) -> Gradient:
-    """How the gradient of a mini-batch is found: clipped, functional or, fastest, bound."""
+    """The gradient function: clipped per example, functional, or on parameters bound in place."""
 
     def loss_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         return mean_loss(model.logits(_join(whole, moving, span), x), y, weights)
@@ -245,7 +249,7 @@ def _gradient_function(
 def _clipped(
     loss_at: Gradient, moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, spec: TrainSpec
 ) -> Tensor:
-    """The mean of per-example gradients, each first scaled down to a norm of `spec.clip`."""
+    """The mean of per-example gradients, each clipped to a norm of `spec.clip`."""
 
     def example_gradient(moving: Tensor, x: Tensor, y: Tensor) -> Tensor:
         gradient: Tensor = torch.func.grad(loss_at)(moving, x.unsqueeze(0), y.unsqueeze(0), None)
@@ -262,7 +266,7 @@ def _clipped(
             moving, x[part], y[part]
         )
         norms = torch.linalg.vector_norm(gradients, spec.clip_norm, dim=1)
-        # One that overflows must not show in the sum, or it would be told un-noised.
+        # An overflow must not reach the sum: it would leave the device un-noised.
         usable = norms.isfinite()
         gradients = torch.where(usable.unsqueeze(1), gradients, 0.0)
         norms = torch.where(usable, norms, 1.0)
@@ -280,7 +284,7 @@ def _count(weights: Tensor) -> Tensor:
     return total + (total == 0)
 
 
-# Two forms of one thing: index_select is 4x faster alone, indexing 2x faster under vmap.
+# Both select rows: index_select is 4x faster alone, indexing 2x faster under vmap.
 def _take(values: Tensor, index: Tensor) -> Tensor:
     return values.index_select(0, index)
 

@@ -1,4 +1,4 @@
-"""The built-in networks: no state outside parameters, no randomness, prunable in width.
+"""The built-in networks, stateless, deterministic and with a width factor for sub-models.
 
 A network of width r has max(1, floor(r * d)) of every d hidden channels; its parameters are then
 prefix slices of the full ones (flattening is channel-major), while inputs and classes stay whole.
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 
-LENET_SMALLEST = 4  # two poolings by two must leave one pixel
-LARGE_IMAGE = 64  # above this a stride-1 stem costs more than it gives
-SEGMENTS = 16  # cnn1d: time steps that reach the linear layers
+MIN_LENET_SIDE = 4  # pixels; two poolings by two must leave one
+LARGE_IMAGE = 64  # pixels; larger images get a strided stem
+SEGMENTS = 16  # cnn1d: time steps after pooling, before the linear layers
 
 
 def scaled(channels: int, width: float) -> int:
-    """How many of `channels` remain at `width`."""
+    """The number of channels that remain of `channels` at `width`."""
     return max(1, floor(width * channels + 1e-9))  # Eq. 10
 
 
@@ -47,7 +47,7 @@ class ChannelsFirst(nn.Module):
 def cnn1d(shape: Shape, classes: int, hidden: Sequence[int], width: float) -> nn.Module:
     length, channels = shape if len(shape) == 2 else (shape[0], 1)
     first, second, last = (scaled(size, width) for size in (32, 64, 64))
-    # ceil_mode, so that even a series of one step survives the pooling.
+    # ceil_mode: pooling a series of one step leaves one step.
     pooled = ceil(length / 4)
     segments = min(SEGMENTS, pooled)
     return nn.Sequential(
@@ -67,7 +67,7 @@ def cnn1d(shape: Shape, classes: int, hidden: Sequence[int], width: float) -> nn
 
 
 def lenet(shape: Shape, classes: int, hidden: Sequence[int], width: float) -> nn.Module:
-    """LeNet-5 with ReLU and max pooling; small images get the padding that keeps them alive.
+    """LeNet-5 with ReLU and max pooling; small images are padded so that pixels remain.
 
     LeCun et al., "Gradient-based learning applied to document recognition", 1998.
     """
@@ -102,7 +102,7 @@ class ResidualBlock(nn.Module):
         self.norm1 = group_norm(fan_out)
         self.conv2 = nn.Conv2d(fan_out, fan_out, 3, padding=1, bias=False)
         self.norm2 = group_norm(fan_out)
-        # By stride, not by channels: the layout must be the same at every width.
+        # By stride, not by channels, so that the layout is the same at every width.
         self.shortcut = (
             nn.Identity()
             if stride == 1

@@ -91,7 +91,7 @@ class Agent:
         state.open_task = None
         self.disk.save(state)  # a process killed in mid-task must not use this number again
         client, task = self._client(), replace(order.task, device=0, number=number)
-        if 0 < order.until < task.spec.local_epochs and not client.remembers(task):
+        if 0 < order.until < task.spec.local_epochs and not client.needs_memory(task):
             return self._start(client, state, payload, order, task)
         update = client.perform(task, state.memory)
         return self._answered(state, key, task, update, order.serving)
@@ -133,7 +133,7 @@ class Agent:
             return _progress(open_task)
         if training.choice > len(task.offers):
             task = _with_broadcast(task, training.choice, training.base)
-        update = client.answer(task, training.delta, training.choice, state.memory)
+        update = client.make_update(task, training.delta, training.choice, state.memory)
         return self._answered(state, str(key), task, update, given.serving, open_task.base)
 
     def _answered(

@@ -101,7 +101,7 @@ def needs_of(server: Server) -> str:
     asked = {
         "feedback on the model": spec.feedback,
         "the loss before training": spec.report_loss,
-        "devices that keep state between tasks": spec.remembers,
+        "devices that keep state between tasks": spec.needs_memory,
         "clipped gradients": spec.clip > 0,
         "training of the output layer only": spec.last_layer_only,
     }

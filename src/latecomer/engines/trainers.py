@@ -1,7 +1,7 @@
-"""Who computes what a device would send back: one task at a time, or many at once.
+"""Trainers of the simulation: compute the updates of devices, one task at a time or in batches.
 
-In virtual time a result is needed only when it arrives. At the first moment one is needed, all
-tasks under way can be trained together, each from its own start and on its own data.
+In virtual time an update is needed only when it arrives. When one is needed, all open tasks can be
+trained in one batch, each from its own parameters and on the data of its device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,54 +22,54 @@ Signature = tuple[TrainSpec, str]
 
 
 class Trainer(Protocol):
-    """Computes what devices send back."""
+    """Computes the updates of simulated devices."""
 
     def examples(self, task: Task) -> float:
-        """How many examples the device passes through in this task."""
+        """The work of this task, in examples trained with the whole network."""
 
     def expect(self, task: Task, arrives: float) -> None:
-        """The result of this task will be asked for at that time."""
+        """Announce that the update of this task will be requested at virtual time `arrives`."""
 
     def update(self, task: Task, rebases: Rebases = ()) -> Update:
-        """What the device sends; it went on from newer models as `rebases` say."""
+        """The update of this task, with training rebased on broadcasts as `rebases` lists."""
 
     def renew(self, task: Task) -> bool:
-        """A broadcast reaches the device in mid-task; False if its training cannot be changed."""
+        """Discard a computed update, for a broadcast in mid-task; False if it cannot be redone."""
 
     def forget(self, task_id: int) -> None:
-        """The result of this task will not be asked for."""
+        """Drop a task whose update will not be requested."""
 
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class OneByOne:
-    """Trains each task on its own, when its result is asked for.
+    """Trains each task alone, when its update is requested.
 
-    A device with a memory does its tasks in the order it was given them: what arrives first may
-    have been begun later, and then the earlier ones are trained before it. Tasks that are lost
-    are not expected, so they leave no trace.
+    The tasks of a device with memory are trained in the order of their numbers: if a later one
+    arrives first, the earlier ones are trained before it. Lost tasks are never announced by
+    `expect`, and not trained.
     """
 
     def __init__(self, clients: Mapping[int, Client]) -> None:
         self.clients = clients
         self._memory: dict[int, DeviceMemory] = {}
-        self._waiting: dict[int, dict[int, Task]] = {}  # device -> number -> task that remembers
+        self._waiting: dict[int, dict[int, Task]] = {}  # device -> number -> task with memory
         self._ready: dict[int, Update] = {}
 
     def examples(self, task: Task) -> float:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if self.clients[task.device].remembers(task) and task.id not in self._ready:
+        if self.clients[task.device].needs_memory(task) and task.id not in self._ready:
             self._waiting.setdefault(task.device, {})[task.number] = task
 
     def renew(self, task: Task) -> bool:
-        # Tasks of a device with a memory may have been trained ahead of time.
-        return not self.clients[task.device].remembers(task)
+        # Tasks of a device with memory may have been trained ahead of time.
+        return not self.clients[task.device].needs_memory(task)
 
     def update(self, task: Task, rebases: Rebases = ()) -> Update:
-        if not self.clients[task.device].remembers(task):
+        if not self.clients[task.device].needs_memory(task):
             return self.clients[task.device].perform(task, rebases=rebases)
         if task.id not in self._ready:
             self._train_up_to(task)
@@ -94,19 +94,18 @@ class OneByOne:
         return {"memory": memory, "early": dict(self._ready)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        # Checkpoints of runs without such devices need not have it.
+        # Absent in checkpoints of runs without such devices.
         memory = state.get("memory", {})
         self._memory = {device: dict(kept) for device, kept in memory.items()}
         self._ready = dict(state.get("early", {}))
 
 
 class Batched:
-    """Trains the task that is asked for together with those that will be asked for next.
+    """Trains the requested task in one batch with up to `size` - 1 tasks that arrive next.
 
-    Only tasks of the same training program and sub-model go together. Results that are not asked
-    for yet are part of the state: sums in a batch are rounded differently than alone, and a
-    resumed run must find the numbers that the uninterrupted one would have. Tasks of devices with
-    a memory are left to `OneByOne`.
+    A batch has one training program and one sub-model. Updates that were not requested yet are
+    part of the state: a batch is rounded differently than a single task, and a resumed run must
+    have the bits of an uninterrupted one. Tasks with memory are left to `OneByOne`.
     """
 
     def __init__(self, clients: Mapping[int, Client], size: int) -> None:
@@ -119,7 +118,7 @@ class Batched:
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if self.clients[task.device].remembers(task):
+        if self.clients[task.device].needs_memory(task):
             self._alone.expect(task, arrives)
         elif task.id not in self._ready:
             self._waiting.setdefault(_signature(task), {})[task.id] = (arrives, task)
@@ -131,7 +130,7 @@ class Batched:
         return self._alone.renew(task)
 
     def update(self, task: Task, rebases: Rebases = ()) -> Update:
-        if rebases or self.clients[task.device].remembers(task):
+        if rebases or self.clients[task.device].needs_memory(task):
             return self._alone.update(task, rebases)
         if task.id not in self._ready:
             self._train(task)
@@ -146,7 +145,7 @@ class Batched:
     def _train(self, task: Task) -> None:
         waiting = self._waiting[_signature(task)]
         del waiting[task.id]
-        # By arrival, then by id, which no two tasks share: never compares two tasks.
+        # By arrival, then by id, which is unique: two tasks are never compared.
         soonest = nsmallest(
             self.size - 1, ((time, other.id, other) for time, other in waiting.values())
         )
@@ -154,7 +153,7 @@ class Batched:
         for _, number, _ in soonest:
             del waiting[number]
         if not waiting:
-            # A strategy may send each task with a program of its own.
+            # A strategy may give every task another training program.
             del self._waiting[_signature(task)]
         for each, update in zip(tasks, self._together(tasks), strict=True):
             self._ready[each.id] = update
@@ -177,7 +176,7 @@ class Batched:
             trained = torch.func.vmap(train)(start, _stack(xs), _stack(ys), *plan)
         deltas = trained.sub_(start)
         return [
-            client.answer(task, delta.clone(), choice)
+            client.make_update(task, delta.clone(), choice)
             for client, task, delta, choice in zip(clients, tasks, deltas, choices, strict=True)
         ]
 
@@ -194,9 +193,10 @@ def _signature(task: Task) -> Signature:
 
 
 def batch_size(model: FlatModel, spec: TrainSpec, examples: int, memory_mb: float) -> int:
-    """How many tasks fit, roughly: parameters, gradients, momentum and copies, and the data.
+    """The number of tasks, 1 to 32, whose training fits into `memory_mb`, roughly.
 
-    Activations are not counted; gradients of single examples are, if they are clipped.
+    Counts parameters, gradients, momentum, copies, data, and per-example gradients if they are
+    clipped; not activations.
     """
     features = int(torch.tensor(model.input_shape).prod())
     copies = 8 + (min(spec.batch_size, examples) if spec.clip else 0)
@@ -205,18 +205,18 @@ def batch_size(model: FlatModel, spec: TrainSpec, examples: int, memory_mb: floa
 
 
 def stack_plans(plans: Sequence[Plan]) -> tuple[Plan, bool]:
-    """One plan for all, padded with masked places; and whether some steps are empty for some."""
+    """The plans stacked and padded with mask 0; and whether a plan has steps without examples."""
     steps = max(len(plan.order) for plan in plans)
     width = max(plan.order.shape[1] for plan in plans)
     order = torch.zeros(len(plans), steps, width, dtype=torch.int64)
     mask = torch.zeros(len(plans), steps, width)
     for i, plan in enumerate(plans):
-        own_steps, own_width = plan.order.shape
-        order[i, :own_steps, :own_width] = plan.order
-        mask[i, :own_steps, :own_width] = plan.mask
+        rows, columns = plan.order.shape
+        order[i, :rows, :columns] = plan.order
+        mask[i, :rows, :columns] = plan.mask
     return Plan(order, mask), any(len(plan.order) < steps for plan in plans)
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:
-    """One tensor of all, shorter ones filled up with zeros that no plan points to."""
+    """The tensors stacked, shorter ones padded with zeros that no plan refers to."""
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

@@ -1,4 +1,4 @@
-"""From the config's `privacy` to what a device does about it."""
+"""The privacy mechanism and training spec of devices from the `[privacy]` table of a config."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from latecomer.study.config import Config, PrivacyConfig
 
 
 def training_spec(config: Config) -> TrainSpec:
-    """The training program of the config; with privacy in every step its gradients are clipped."""
+    """The training spec of the config; with privacy per step, per-example gradients are clipped."""
     spec, privacy = TrainSpec(**config.training.model_dump()), config.privacy
     if not privacy.epsilon or privacy.where == "update":
         return spec
@@ -23,7 +23,11 @@ def training_spec(config: Config) -> TrainSpec:
 
 
 def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Privacy | None:
-    """How a device with so many examples protects them; None if privacy is off."""
+    """The privacy mechanism of a device with this number of examples; None if privacy is off.
+
+    In mode "whole-run" the noise is calibrated so that `privacy.tasks` tasks spend at most
+    `privacy.epsilon`.
+    """
     if not settings.epsilon:
         return None
     _check(settings)
@@ -49,13 +53,13 @@ def privacy_of(settings: PrivacyConfig, spec: TrainSpec, examples: int) -> Priva
         settings.tasks * made.releases(examples, spec),
         settings.accountant,
     )
-    # What is charged may be less than the noise that is printed on the tin.
+    # The multiplier that is charged may be below the nominal one (privacy.denominator).
     multiplier = needed * (made.multiplier / one.multiplier)
     return replace(made, multiplier=multiplier, budget=settings.budget or settings.epsilon)
 
 
 def _check(settings: PrivacyConfig) -> None:
-    """Values that are right by themselves and wrong together, by the names of their keys."""
+    """Raise BadInput for values that exclude each other, naming their keys."""
     if settings.sampling == "shuffle":
         return
     if settings.where == "update":
@@ -64,6 +68,6 @@ def _check(settings: PrivacyConfig) -> None:
         )
     if settings.noise == "laplace" and settings.accountant == "rdp":
         raise BadInput(
-            "privacy.accountant = 'rdp' knows no Laplace noise on examples that are sampled"
+            "privacy.accountant = 'rdp' does not support Laplace noise on sampled examples"
             " (privacy.sampling = 'poisson'): use pld"
         )

@@ -156,7 +156,7 @@ class Resolution:
             return "plain", "a single device"
         if self.config.privacy.epsilon:
             return "plain", "devices with a privacy ledger train one task at a time"
-        if self.strategy.prepare(self.spec).remembers:
+        if self.strategy.prepare(self.spec).needs_memory:
             return "plain", "devices that keep state between tasks train one task at a time"
         if self.batching_problem:
             return "plain", self.batching_problem

@@ -2,7 +2,7 @@
 Computing, 2020 (PAFLM).
 
 A device does not upload a delta that differs little from its last upload
-(`device.memory.if_new`). Every uploaded delta is added on arrival,
+(`device.memory.lazy_upload`). Every uploaded delta is added on arrival,
 w <- w + server_lr * s(tau, M) * (n_i / N) delta_i, with s(tau, M) = min(1, alpha^(tau / M - 1))
 for M devices.
 """
