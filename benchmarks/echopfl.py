@@ -45,8 +45,8 @@ RULES = {
     "oracle (Eq. 4)": method("echopfl", broadcast="oracle"),
     "every 5 merges": method("echopfl", broadcast="every-n"),
     "always": method("echopfl", broadcast="always"),
-    "no clusters, never": method("echopfl", clusters=1, most=1.0, broadcast="never"),
-    "no clusters, predictor": method("echopfl", clusters=1, most=1.0),
+    "no clusters, never": method("echopfl", clusters=1, max_ratio=1.0, broadcast="never"),
+    "no clusters, predictor": method("echopfl", clusters=1, max_ratio=1.0),
 }
 
 
@@ -79,15 +79,15 @@ def planted(worlds: int, kind: str, seed: int, folder: Path) -> Population:
     shares = np.array_split(rng.permutation(10), worlds)
     world = rng.permutation(np.arange(DEVICES) % worlds)
     rows, relabel = [], []
-    for own in world:
+    for group in world:
         pool = np.arange(len(labels))
         if kind == "classes":
-            pool = np.flatnonzero(np.isin(labels, shares[own]))
+            pool = np.flatnonzero(np.isin(labels, shares[group]))
         rows.append(rng.choice(pool, EXAMPLES_EACH, replace=False))
-        relabel.append(names[own] if kind == "permuted" else np.arange(10))
+        relabel.append(names[group] if kind == "permuted" else np.arange(10))
     path = folder / f"{worlds}-{kind}-{seed}.npz"
     digits_of(rows, relabel, path)
-    return Population(path, [int(own) for own in world])
+    return Population(path, [int(group) for group in world])
 
 
 def two_classes(seed: int, folder: Path) -> Population:
@@ -145,7 +145,7 @@ def assignments(result: Any) -> list[str]:
 
 
 def peak(result: Any, seconds: float = 1.0) -> float:
-    """The most megabytes that cross the server's links within a second."""
+    """The largest number of megabytes over the server's links within a second."""
     moved: dict[int, int] = {}
     for event in lines_of(result, "dispatch", "arrival", "broadcast"):
         second = int(event["time"] / seconds)
@@ -166,13 +166,13 @@ def study_planted(args: Any) -> None:
                 result = one_run(folder, {**tree, "strategy": {"name": "echopfl"}})
                 found, summary = assignments(result), result.summary
                 changes = lines_of(result, "split", "merge")
-                own = summary["client_accuracy"]
+                local = summary["client_accuracy"]
                 rows.append(
                     (
                         adjusted_rand_score(population.world, found),
                         len(set(found)),
-                        own["mean"],
-                        own["worst"],
+                        local["mean"],
+                        local["worst"],
                         changes[-1]["time"] / summary["virtual_seconds"] if changes else 0.0,
                     )
                 )
@@ -196,7 +196,7 @@ def study_drift(args: Any) -> None:
             result = one_run(
                 Path(args.out) / f"drift-{name}-{seed}", {**tree, "strategy": {"name": name}}
             )
-            metrics, own = result.metrics, result.summary["client_accuracy"]
+            metrics, local = result.metrics, result.summary["client_accuracy"]
             half = metrics.virtual_seconds.iloc[-1] / 2
             after = metrics[metrics.virtual_seconds > half]
             before = metrics[metrics.virtual_seconds <= half].client_accuracy.iloc[-1]
@@ -207,8 +207,8 @@ def study_drift(args: Any) -> None:
             )
             print(
                 f"seed {seed}, {name}: {before:.3f} before,"
-                f" least {after.client_accuracy.min():.3f},"
-                f" back after {uploads:.1f} uploads per device; in the end {own['mean']:.3f},"
+                f" minimum {after.client_accuracy.min():.3f},"
+                f" back after {uploads:.1f} uploads per device; at the end {local['mean']:.3f},"
                 f" {len(set(assignments(result)))} clusters"
             )
 

@@ -97,8 +97,8 @@ FEDDC_OPTIONS = {
     "no switch": method("feddc", switch=False),
     "fade 0": method("feddc", fade=0.0),
     "fade 0.2": method("feddc", fade=0.2),
-    "keep 0.25": method("feddc", keep=0.25),
-    "keep 0.05": method("feddc", keep=0.05),
+    "mask 0.25": method("feddc", mask=0.25),
+    "mask 0.05": method("feddc", mask=0.05),
     "8 samples": method("feddc", samples=8),
     "64 samples": method("feddc", samples=64),
 }

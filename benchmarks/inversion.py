@@ -1,22 +1,21 @@
-"""How well, and at what cost, gradient inversion tells what a late device would send today.
+"""Error and cost of gradient inversion as an estimate of a late device's present update.
 
-The world: FedAvg of devices that hold one class each (or Dirichlet mixes), from which the holders
-of one class are absent. An update they made from the model of an early epoch arrives many epochs
-later. What they would send by then is known here, and every method is measured against it.
+A *world* is FedAvg of devices that hold one class each (or Dirichlet mixes), without the holders of
+one class. An update that they computed from the model of an early epoch arrives many epochs later.
+Their true update for the later model is computed too, and every method is compared with it.
 
-A. Error by staleness: ours, the stale update, first-order compensation with the best lambda there
-   is, and the recipe of the paper taken literally, which gets the device program it assumes (plain
-   SGD, full batches). The literal descent is shown along its way, beside the least that ours needs
-   for the same error.
-B. What each option of ours costs and gives; warm starts; devices with other programs and mixes.
-C. What the server spends on an epoch's late devices against what their fleet spends on training.
+A. Error by staleness: ours, the stale update, first-order compensation with the best lambda, and
+   the recipe of the paper taken literally, with the device program it assumes (plain SGD, full
+   batches), at several iterations beside the smallest cost of ours for the same error.
+B. Error and cost by option; warm starts; devices with other programs and mixes.
+C. Server CPU for an epoch's late devices relative to the fleet's training.
 
 All times are CPU seconds on one thread. Tables are Markdown, errors mean ± standard deviation over
 late devices and seeds.
 
     python benchmarks/inversion.py                        # scikit-learn's digits
-    python benchmarks/inversion.py --data ../shared/data  # UCI HAR and MNIST; some 17 CPU minutes
-    python benchmarks/inversion.py --quick                # does it run?
+    python benchmarks/inversion.py --data ../shared/data  # UCI HAR and MNIST; 17 CPU minutes
+    python benchmarks/inversion.py --quick                # a smoke test
 """
 
 import argparse
@@ -54,7 +53,7 @@ from latecomer.strategies.parts.inversion import (
 
 FULL = 1_000_000  # a batch size that makes every step see all examples
 ASSUMED = TrainSpec(local_epochs=5, batch_size=FULL, lr=0.01, momentum=0.0)
-USUAL = replace(ASSUMED, momentum=0.5)
+STANDARD = replace(ASSUMED, momentum=0.5)
 LAMBDAS = (0.0, *(10 ** (k / 4) for k in range(-8, 25)))
 LITERAL_STOPS = (50, 100, 200, 500, 1000)
 DEFAULT = Effort()
@@ -80,11 +79,11 @@ class Problem:
     per_device: int = 40
     share: float = 1 / 2
     lr: float = 0.01
-    expensive: bool = False  # fewer devices and seeds where one second each is too many
+    expensive: bool = False  # measured with fewer devices and seeds
 
     def programmed(self, spec: TrainSpec) -> TrainSpec:
-        """`spec` with this problem's learning rate, given in units of the usual one."""
-        return replace(spec, lr=spec.lr * self.lr / USUAL.lr)
+        """`spec` with this problem's learning rate, relative to that of STANDARD."""
+        return replace(spec, lr=spec.lr * self.lr / STANDARD.lr)
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> FlatModel:
         return flat_model(self.model, input_shape, classes, self.hidden)
@@ -92,7 +91,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Size:
-    """How large the benchmark is."""
+    """The size of the benchmark."""
 
     base: int = 10  # the epoch from which late devices train
     staleness: tuple[int, ...] = (5, 10, 20, 50)
@@ -102,7 +101,7 @@ class Size:
     literal_expensive: int = 2
     samples: tuple[int, ...] = (8, 16, 32, 64)
     iterations: tuple[int, ...] = (5, 10, 20, 40, 80, 160)
-    effort: Effort = DEFAULT  # what trade-offs start from
+    effort: Effort = DEFAULT  # the standard setting of the trade-offs
     fleet: int = 100
     late: int = 10
 
@@ -132,7 +131,7 @@ QUICK = Size(
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """The global model by epoch, and the late devices that never spoke."""
+    """The global model by epoch, and the late devices that did not contribute to it."""
 
     network: FlatModel
     spec: TrainSpec
@@ -143,13 +142,13 @@ class World:
 
     @cache  # noqa: B019  (worlds live as long as the benchmark)
     def updates(self, epoch: int) -> list[Tensor]:
-        """What the late devices would make of the model of `epoch`."""
+        """The true deltas of the late devices for the model of `epoch`."""
         return [
             trained(self.network, self.heads[epoch], client.train, self.spec, i, epoch)
             for i, client in enumerate(self.late)
         ]
 
-    def sought(self, epoch: int) -> list[InversionTarget]:
+    def targets(self, epoch: int) -> list[InversionTarget]:
         return [
             InversionTarget(self.heads[epoch], delta, self.spec, len(client.train.y), self.start(i))
             for i, (delta, client) in enumerate(zip(self.updates(epoch), self.late, strict=True))
@@ -235,16 +234,16 @@ def spread(values: Sequence[float]) -> MeanAndSpread:
 
 
 class Errors(NamedTuple):
-    """Relative L1 error and cosine distance of every guess."""
+    """Relative L1 error and cosine distance of every estimate."""
 
     l1: list[float]
     cosine: list[float]
 
 
-def errors(guesses: Iterable[Tensor], truths: Iterable[Tensor]) -> Errors:
-    pairs = list(zip(guesses, truths, strict=True))
-    cosine = [1 - F.cosine_similarity(guess, truth, dim=0).item() for guess, truth in pairs]
-    return Errors([misfit(guess, truth) for guess, truth in pairs], cosine)
+def errors(estimates: Iterable[Tensor], deltas: Iterable[Tensor]) -> Errors:
+    pairs = list(zip(estimates, deltas, strict=True))
+    cosine = [1 - F.cosine_similarity(*pair, dim=0).item() for pair in pairs]
+    return Errors([misfit(*pair) for pair in pairs], cosine)
 
 
 def joined(parts: Iterable[Errors]) -> Errors:
@@ -263,22 +262,22 @@ class Result(NamedTuple):
 
 
 def stale(worlds: Sequence[World], base: int, ages: Sequence[int], lam: float = 0.0) -> Result:
-    """The update as it came, or its first-order expansion."""
+    """The stale update, or its first-order expansion."""
 
-    def guess(some: World, age: int) -> list[Tensor]:
+    def estimates(some: World, age: int) -> list[Tensor]:
         drift = some.heads[base + age] - some.heads[base]
         return [taylor(delta, drift, lam) for delta in some.updates(base)]
 
     return Result(
         {
-            age: joined(errors(guess(some, age), some.updates(base + age)) for some in worlds)
+            age: joined(errors(estimates(some, age), some.updates(base + age)) for some in worlds)
             for age in ages
         }
     )
 
 
 def first_order(worlds: Sequence[World], base: int, ages: Sequence[int]) -> tuple[Result, str]:
-    """With the lambda that is best for each staleness, and which that was."""
+    """The errors with the best lambda at each staleness, and these lambdas."""
     best: dict[int, tuple[float, Errors]] = {}
     for age in ages:
         tried = [(lam, stale(worlds, base, [age], lam)) for lam in LAMBDAS]
@@ -295,11 +294,13 @@ def _or_infinite(value: float) -> float:
 def replayed(
     worlds: Sequence[World], found: Sequence[Sequence[Estimate]], base: int, ages: Sequence[int]
 ) -> dict[int, Errors]:
-    """Estimates of every world's late devices, by what they say of later epochs."""
+    """The errors of every world's estimates when replayed on the models of later epochs."""
     return {
         age: joined(
-            errors(replay(some.network, some.heads[base + age], own), some.updates(base + age))
-            for some, own in zip(worlds, found, strict=True)
+            errors(
+                replay(some.network, some.heads[base + age], estimates), some.updates(base + age)
+            )
+            for some, estimates in zip(worlds, found, strict=True)
         )
         for age in ages
     }
@@ -307,8 +308,8 @@ def replayed(
 
 @cache
 def ours(worlds: tuple[World, ...], base: int, ages: tuple[int, ...], effort: Effort) -> Result:
-    """Inverted from scratch, the late devices of all worlds in one batch."""
-    found, cpu = inverted(worlds, [some.sought(base) for some in worlds], effort)
+    """Cold inversions, the late devices of all worlds in one batch."""
+    found, cpu = inverted(worlds, [some.targets(base) for some in worlds], effort)
     return Result(replayed(worlds, found, base, ages), cpu)
 
 
@@ -329,7 +330,7 @@ Row = dict[str, Any]
 
 
 class Report:
-    """Prints tables as they come, and keeps them for JSON."""
+    """Prints each table, and keeps all for JSON."""
 
     def __init__(self) -> None:
         self.tables: list[dict[str, Any]] = []
@@ -365,9 +366,9 @@ def part_a(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
     worlds = tuple(world(problem, ASSUMED, 0.0, seed, size) for seed in seeds)
     base, ages = size.base, size.staleness
     best, lambdas = first_order(worlds, base, ages)
-    results = {"stale as it is": stale(worlds, base, ages), "first-order, best lambda": best}
-    wanted = size.literal_expensive if problem.expensive else size.literal_devices
-    chosen = spread_out(worlds, wanted)
+    results = {"stale update": stale(worlds, base, ages), "first-order, best lambda": best}
+    number = size.literal_expensive if problem.expensive else size.literal_devices
+    chosen = spread_out(worlds, number)
     curves = literal_curves(problem, chosen, size)
     for name, (points, found) in curves.items():
         first = next((i for i, point in enumerate(points) if point.converged), len(points) - 1)
@@ -377,7 +378,7 @@ def part_a(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
     named = {
         f"ours, {DEFAULT.samples} examples, {DEFAULT.iterations} iterations (default)": DEFAULT,
         f"ours, {SMALL.samples} examples, {SMALL.iterations} iterations (small)": SMALL,
-        f"ours, {PAPER.samples} examples, {PAPER.iterations} iterations, 5% kept": PAPER,
+        f"ours, {PAPER.samples} examples, {PAPER.iterations} iterations, mask 5%": PAPER,
     }
     for name, effort in named.items():
         results[name] = ours(worlds, base, ages, effort)
@@ -404,9 +405,9 @@ def accuracy(worlds: Sequence[World], epoch: int) -> MeanAndSpread:
     return spread([some.accuracy[epoch] for some in worlds])
 
 
-def spread_out(worlds: Sequence[World], wanted: int) -> tuple[World, ...]:
-    """`wanted` late devices, taken from the worlds in rotation."""
-    counts = [len(range(i, wanted, len(worlds))) for i in range(len(worlds))]
+def spread_out(worlds: Sequence[World], number: int) -> tuple[World, ...]:
+    """`number` late devices, taken from the worlds in rotation."""
+    counts = [len(range(i, number, len(worlds))) for i in range(len(worlds))]
     return tuple(first_devices(some, n) for some, n in zip(worlds, counts, strict=True) if n)
 
 
@@ -418,21 +419,21 @@ def literal_curves(problem: Problem, worlds: Sequence[World], size: Size) -> dic
     effort = Effort(share=problem.share, iterations=size.literal_iterations)
     efforts = {
         "literal": effort,
-        "literal, 5% kept": replace(effort, mask=0.05),
+        "literal, mask 5%": replace(effort, mask=0.05),
     }
     if problem.share < 1 / 2:
         efforts["literal, 1/2 of the examples"] = replace(effort, share=1 / 2)
     # Devices of one world may differ by an example; a batch may not.
-    tasks = [task for some in worlds for task in some.sought(size.base)]
-    fewest = min(task.num_examples for task in tasks)
-    tasks = [replace(task, num_examples=fewest) for task in tasks]
+    tasks = [task for some in worlds for task in some.targets(size.base)]
+    min_examples = min(task.num_examples for task in tasks)
+    tasks = [replace(task, num_examples=min_examples) for task in tasks]
     curves = {}
     for name, each in efforts.items():
         points = []
         for point in literal_inversion(worlds[0].network, tasks, each, LITERAL_STOPS):
             points.append(point)
             if point.converged and each is not effort:
-                break  # only the plain recipe is followed to the bound
+                break  # only the plain recipe runs to the last iteration
         results = [
             Result(
                 replayed(worlds, by_world(worlds, p.estimates), size.base, size.staleness), p.cpu
@@ -457,7 +458,7 @@ def equal_error(
     points: Sequence[Point],
     found: Sequence[Result],
 ) -> None:
-    """Along the literal descent: the least CPU with which ours is as close, on the same devices."""
+    """By iterations of the literal recipe: the least CPU of ours for the same error and devices."""
     efforts = [Effort(samples=16, iterations=n) for n in (5, 10, 20, 40) if n in size.iterations]
     efforts += [Effort(samples=32, iterations=n) for n in (40, 80) if n in size.iterations]
     efforts += [Effort(samples=64, iterations=n) for n in (80, 160) if n in size.iterations]
@@ -467,7 +468,7 @@ def equal_error(
             min(mine.l1(age) for _, mine in settings) <= min(theirs.l1(age) for theirs in found)
             for age in size.staleness
         ):
-            break  # nothing left that more effort could show
+            break  # more effort would show nothing
         result = ours(worlds, size.base, size.staleness, effort)
         settings.append((f"{effort.samples} x {effort.iterations}", result))
     rows: list[Row] = []
@@ -487,7 +488,7 @@ def equal_error(
                     "ratio of CPU": point.cpu / cpu if cpu else None,
                 }
             )
-    title = f"{problem.name}: the {name} recipe along its way, and the least that ours needs"
+    title = f"{problem.name}: the {name} recipe by iterations, and the smallest cost of ours"
     tried = "; ".join(
         f"{setting}: {result.cpu:.2g} s, "
         + " / ".join(f"{result.l1(age):.3g}" for age in size.staleness)
@@ -511,44 +512,51 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
     def row(what: str, worlds: tuple[World, ...], effort: Effort) -> Row:
         return {"setting": what, **cells(ours(worlds, base, ages, effort))}
 
-    usual = worlds_of(USUAL)
+    standard_worlds = worlds_of(STANDARD)
     standard = replace(size.effort, samples=16) if problem.expensive else size.effort
     add_table = partial(report.table, "B")
     add_table(
         f"{problem.name}: number of examples in D_est",
-        [row(str(n), usual, replace(standard, samples=n)) for n in size.samples]
+        [row(str(n), standard_worlds, replace(standard, samples=n)) for n in size.samples]
         + [
-            row(f"1/{round(1 / share)} of the device's", usual, replace(standard, share=share))
+            row(
+                f"1/{round(1 / share)} of the device's",
+                standard_worlds,
+                replace(standard, share=share),
+            )
             for share in (1 / 16, 1 / 2)
         ],
     )
     add_table(
-        f"{problem.name}: part of the coordinates that is matched, {standard.samples} examples",
-        [row(f"{keep:g}", usual, replace(standard, mask=keep)) for keep in (1.0, 0.6, 0.25, 0.05)],
+        f"{problem.name}: mask, {standard.samples} examples",
+        [
+            row(f"{mask:g}", standard_worlds, replace(standard, mask=mask))
+            for mask in (1.0, 0.6, 0.25, 0.05)
+        ],
     )
     add_table(
-        f"{problem.name}: iterations from scratch, {standard.samples} examples",
-        [row(str(n), usual, replace(standard, iterations=n)) for n in size.iterations],
+        f"{problem.name}: iterations of a cold start, {standard.samples} examples",
+        [row(str(n), standard_worlds, replace(standard, iterations=n)) for n in size.iterations],
     )
-    warm_starts(report, problem, usual, standard, size)
-    mini = worlds_of(replace(USUAL, batch_size=8))
+    warm_starts(report, problem, standard_worlds, standard, size)
+    mini = worlds_of(replace(STANDARD, batch_size=8))
     stepped = [
         {
             "method": f"ours, {name} steps",
             **cells(ours(mini, base, ages, replace(standard, steps=n))),
         }
-        for name, n in (("5", 5), ("10", 10), ("the device's own", 1000))
+        for name, n in (("5", 5), ("10", 10), ("the device's", 1000))
     ]
     add_table(
-        f"{problem.name}: steps of the surrogate, device with batches of 8 (20 to 25 steps)",
+        f"{problem.name}: steps of the program, device with batches of 8 (20 to 25 steps)",
         [*for_nothing(mini, size), *stepped],
     )
     programs = {
         "SGD": (ASSUMED, 0.0),
-        "SGD, momentum 0.5": (USUAL, 0.0),
-        "SGD, momentum 0.5, prox 0.1": (replace(USUAL, prox=0.1), 0.0),
-        "Adam, a tenth of the rate": (replace(ASSUMED, optimizer="adam", lr=USUAL.lr / 10), 0.0),
-        f"Dirichlet {ALPHA}: SGD, momentum 0.5": (USUAL, ALPHA),
+        "SGD, momentum 0.5": (STANDARD, 0.0),
+        "SGD, momentum 0.5, prox 0.1": (replace(STANDARD, prox=0.1), 0.0),
+        "Adam, a tenth of the rate": (replace(ASSUMED, optimizer="adam", lr=STANDARD.lr / 10), 0.0),
+        f"Dirichlet {ALPHA}: SGD, momentum 0.5": (STANDARD, ALPHA),
     }
     add_table(
         f"{problem.name}: other programs and mixes, ours with {standard.samples} examples",
@@ -565,10 +573,10 @@ def part_b(report: Report, problem: Problem, seeds: Sequence[int], size: Size) -
 
 
 def for_nothing(worlds: Sequence[World], size: Size) -> list[Row]:
-    """What costs no inversion."""
+    """The methods without an inversion."""
     best, lambdas = first_order(worlds, size.base, size.traded)
     return [
-        {"method": "stale as it is", **cells(stale(worlds, size.base, size.traded))},
+        {"method": "stale update", **cells(stale(worlds, size.base, size.traded))},
         {"method": f"first-order, lambda {lambdas}", **cells(best)},
     ]
 
@@ -576,13 +584,13 @@ def for_nothing(worlds: Sequence[World], size: Size) -> list[Row]:
 def warm_starts(
     report: Report, problem: Problem, worlds: Sequence[World], effort: Effort, size: Size
 ) -> None:
-    """An update LATER epochs after the last: start from its examples, keep them, or anew."""
+    """An update LATER epochs after the last: warm start, reused examples, or cold start."""
     base, again = size.base, size.base + LATER
-    known, _ = inverted(worlds, [some.sought(base) for some in worlds], effort)
+    known, _ = inverted(worlds, [some.targets(base) for some in worlds], effort)
     rows = []
     for part in (0.0, 0.05, 0.2, 0.5):
         changed = [with_new_data(some, part) for some in worlds]
-        tasks = [some.sought(again) for some in changed]
+        tasks = [some.targets(again) for some in changed]
         starts = {
             f"warm, {effort.warm_iterations} iterations": [
                 [replace(s, start=e) for s, e in zip(task, old, strict=True)]
@@ -591,7 +599,7 @@ def warm_starts(
             f"cold, {effort.iterations} iterations": tasks,
         }
         kept = Result(replayed(changed, known, again, size.traded))
-        rows.append({"data replaced": f"{part:.0%}", "start": "kept as it was", **cells(kept)})
+        rows.append({"data replaced": f"{part:.0%}", "start": "reused", **cells(kept)})
         for name, some_tasks in starts.items():
             found, cpu = inverted(changed, some_tasks, effort)
             result = Result(replayed(changed, found, again, size.traded), cpu)
@@ -602,7 +610,7 @@ def warm_starts(
 
 
 def with_new_data(some: World, part: float) -> World:
-    """Part of every late device's examples gives way to others that it also collected."""
+    """Part of every late device's examples is replaced by others of its distribution."""
 
     def renewed(client: ClientData) -> ClientData:
         size = len(client.train.y)
@@ -616,25 +624,25 @@ def with_new_data(some: World, part: float) -> World:
     return replace(some, late=[renewed(client) for client in some.late])
 
 
-# C. What the server spends.
+# C. Cost on the server.
 
 
 def part_c(report: Report, problems: Sequence[Problem], size: Size) -> None:
     rows = []
     for problem in problems:
         for passes in (2, 5):
-            rows += server_cost(problem, replace(USUAL, local_epochs=passes), size)
+            rows += server_cost(problem, replace(STANDARD, local_epochs=passes), size)
     report.table(
         "C",
         f"{size.late} late devices of {size.fleet}: the server's CPU against the fleet's",
         rows,
-        "The fleet trains one by one in plain PyTorch. Best of several rounds; every way to "
-        "compensate includes the replay on today's model.",
+        "The fleet trains one by one in plain PyTorch. Best of several rounds; every "
+        "compensation includes the replay on the present model.",
     )
 
 
 def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
-    """One epoch: the training of the whole fleet, and three ways to deal with the late ones."""
+    """One epoch: training of the whole fleet, and three compensations of the late devices."""
     data = federation(problem, size.fleet, ALPHA, 0)
     network = problem.network(data.input_shape, data.num_classes)
     spec = problem.programmed(spec)
@@ -655,7 +663,7 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
         heads.append(heads[-1] + torch.stack(deltas[-1]).mean(0))
     fleet = best_cpu(lambda: epoch(heads[-1]))
 
-    def sought(version: int, starts: Sequence[Estimate | None]) -> list[InversionTarget]:
+    def targets(version: int, starts: Sequence[Estimate | None]) -> list[InversionTarget]:
         examples = [len(data.clients[i].train.y) for i in late]
         return [
             InversionTarget(heads[version], deltas[version][i], spec, n, 10 * i, start)
@@ -663,9 +671,9 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
         ]
 
     effort = size.effort
-    cold = sought(0, [None] * len(late))
+    cold = targets(0, [None] * len(late))
     known = invert(network, cold, effort)
-    warm = sought(3, known)
+    warm = targets(3, known)
 
     def invert_and_replay(tasks: Sequence[InversionTarget]) -> None:
         replay(network, heads[-1], invert(network, tasks, effort))
@@ -709,7 +717,7 @@ def best_cpu(work: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def problems(data: Path | None, quick: bool) -> dict[str, list[Problem]]:
-    """Which problems each part works on."""
+    """The problems of each part."""
     digits = Problem("digits, MLP", "digits", "", "mlp", per_device=32, lr=0.1)
     small = Problem("digits, LeNet", "digits", "", "lenet", devices=20, lr=0.1, expensive=True)
     if quick:

@@ -1,13 +1,13 @@
-"""Gradient inversion exactly as the FedDC paper prints it, to measure ours against.
+"""Gradient inversion as printed in the FedDC paper, as a baseline for ours.
 
 "We randomly initialize each data sample and label in D_est, and then iteratively update D_est by
 minimizing Dist[LocalUpdate(w; D_est), w_i] using gradient descent" (section 3.1), Dist being the
-L1 norm of the whole difference or, with `keep`, of its largest coordinates (section 5.1). Labels
-are soft and learned; Adam at 0.1 as in the authors' code. Nothing is read off the output layer and
-no example has a weight.
+L1 norm of the whole difference or, with `mask`, of its largest coordinates (section 5.1). Labels
+are soft and learned; Adam at 0.1 as in the authors' code. No label is estimated from the output
+layer, and no example has a weight.
 
 To its advantage it works on all devices in one batch as ours does (10% cheaper on LeNet than one
-by one, several times on an MLP), and keeps the best examples it saw rather than the last.
+by one, several times on an MLP), and keeps the best examples rather than the last.
 """
 
 import time
@@ -29,11 +29,14 @@ from latecomer.strategies.parts.inversion import (
 )
 
 RATE = 0.1
-WINDOW, GAIN = 100, 0.001  # converged: the loss fell by less than this part over so many iterations
+WINDOW, GAIN = (
+    100,
+    0.001,
+)  # converged: the loss fell by less than the share GAIN in WINDOW iterations
 
 
 class Point(NamedTuple):
-    """Where the descent stood after so many iterations and CPU seconds per device."""
+    """The estimates after a number of iterations and CPU seconds per device."""
 
     iterations: int
     cpu: float
@@ -43,21 +46,23 @@ class Point(NamedTuple):
 
 def literal_inversion(
     network: FlatModel,
-    sought: Sequence[InversionTarget],
+    targets: Sequence[InversionTarget],
     effort: Effort,
     stops: Collection[int],
 ) -> Iterator[Point]:
-    """The descent at every iteration in `stops`, where it has converged, and at its bound.
+    """The estimates at every iteration in `stops`, at convergence, and at the last iteration.
 
-    It goes on after convergence: the consumer says when that is enough. Of `effort`, the number
-    of examples, the bound on iterations and `keep` are heeded. All devices must run the same
-    program on as many examples.
+    It continues after convergence until the consumer stops it. Of `effort`, the number of examples,
+    the number of iterations and `mask` are used. All devices must run the same program on as many
+    examples.
     """
-    spec, count = sought[0].spec, sought[0].num_examples
+    spec, count = targets[0].spec, targets[0].num_examples
     steps, size = local_steps(spec, count), effort.size(count)
-    base, delta = (torch.stack(t) for t in zip(*((s.base, s.delta) for s in sought), strict=True))
+    base, delta = (
+        torch.stack(rows) for rows in zip(*((t.base, t.delta) for t in targets), strict=True)
+    )
     mask = top_mask(delta, effort.mask)
-    rngs = [torch.Generator().manual_seed(s.seed) for s in sought]
+    rngs = [torch.Generator().manual_seed(t.seed) for t in targets]
     x = torch.stack([torch.randn(size, *network.input_shape, generator=rng) for rng in rngs])
     labels = torch.stack([torch.randn(size, network.num_classes, generator=rng) for rng in rngs])
     free = [x.requires_grad_(), labels.requires_grad_()]
@@ -69,7 +74,7 @@ def literal_inversion(
         return local_update(network, base, x, y, spec, plan, functional=True) - base
 
     batched = torch.func.vmap(train)
-    best_loss = torch.full((len(sought),), torch.inf)
+    best_loss = torch.full((len(targets),), torch.inf)
     best = [values.detach().clone() for values in free]
     losses: list[Tensor] = []
     converged = False
@@ -90,9 +95,9 @@ def literal_inversion(
             weights = torch.zeros(size)
             estimates = [
                 Estimate(best[0][i].clone(), best[1][i].clone(), weights, spec, steps)
-                for i in range(len(sought))
+                for i in range(len(targets))
             ]
-            yield Point(iteration, cpu / len(sought), converged, estimates)
+            yield Point(iteration, cpu / len(targets), converged, estimates)
             start = time.process_time()
         if ends:
             return

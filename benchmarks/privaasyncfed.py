@@ -6,10 +6,10 @@ python benchmarks/privaasyncfed.py NAME [NAME ...] [--seeds 1,2,3] [--jobs 2] [-
 Each NAME runs the same data, fleet and seeds under several methods and prints a table (mean and
 standard deviation over seeds). Finished runs are not repeated: an interrupted study is resumed.
 "accuracy" is that of the whole model on the test set, over the last tenth of the aggregations;
-"local test accuracy" that of the model each device has, on its own held-back data; epsilon is the
+"local test accuracy" that of the model each device has, on its held-back data; epsilon is the
 privacy loss by the devices' ledgers. "printed" is the noise of the paper's Delta f,
 "true" that of a step's real sensitivity. Studies named mnist* need ../shared/data. The names
-"ledger" and "sizes" need no runs: what noise adds up to, and what sub-models weigh.
+"ledger" and "sizes" need no runs: the composed epsilon, and the sizes of sub-models.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,20 +41,20 @@ LEVELS: dict[str, dict[str, Any]] = {
 
 
 def tuned(name: str, lr: float, weight: float, decay: str) -> dict[str, Any]:
-    """A method with this weight of a fresh update; decay "own" is what its paper gives it."""
+    """A method with this weight of an update of staleness 0; decay "paper" is that of its paper."""
     flat: dict[str, Any] = {"a": 0.0} if name == PRIVA else {"decay": "constant"}
     options = {"beta" if name == PRIVA else "alpha": weight, **(flat if decay == "flat" else {})}
     return {**method(name, **options), "training": {"lr": lr}}
 
 
-# The same for both methods. docs/studies/privaasyncfed.md says what it found.
+# The same for both methods; docs/studies/privaasyncfed.md has the results.
 GRID = {
     f"{name}, lr {lr}, weight {weight}, {decay}": tuned(name, lr, weight, decay)
     for name in (PRIVA, FULL)
     for lr in (0.1, 0.3, 1.0)
     for weight in (0.2, 0.6)
-    for decay in ("own", "flat")
-} | {f"{name}, lr 0.01 (the paper's)": tuned(name, 0.01, 0.6, "own") for name in (PRIVA, FULL)}
+    for decay in ("paper", "flat")
+} | {f"{name}, lr 0.01 (the paper's)": tuned(name, 0.01, 0.6, "paper") for name in (PRIVA, FULL)}
 
 
 MNIST_GRID = {
@@ -68,7 +68,7 @@ MNIST_GRID = {
     }.items()
     for name in (PRIVA, FULL)
     for lr in rates
-    for weight, decay in ((0.6, "own"), (0.2, "flat"))
+    for weight, decay in ((0.6, "paper"), (0.2, "flat"))
 }
 
 
@@ -81,30 +81,30 @@ def dotted(changes: dict[str, Any]) -> dict[str, Any]:
 Setting = tuple[float, float, str]
 BEST: dict[str, dict[str, Setting]] = {
     PRIVA: {
-        "none": (0.3, 0.6, "own"),
-        "10 printed": (1.0, 0.6, "own"),
-        "5 printed": (1.0, 0.2, "own"),
-        "1 printed": (0.1, 0.6, "own"),
-        "10 true": (0.3, 0.2, "own"),
-        "5 true": (0.1, 0.6, "own"),
-        "1 true": (0.1, 0.6, "own"),
+        "none": (0.3, 0.6, "paper"),
+        "10 printed": (1.0, 0.6, "paper"),
+        "5 printed": (1.0, 0.2, "paper"),
+        "1 printed": (0.1, 0.6, "paper"),
+        "10 true": (0.3, 0.2, "paper"),
+        "5 true": (0.1, 0.6, "paper"),
+        "1 true": (0.1, 0.6, "paper"),
     },
     FULL: {
-        "none": (0.3, 0.6, "own"),
-        "10 printed": (1.0, 0.6, "own"),
-        "5 printed": (1.0, 0.6, "own"),
+        "none": (0.3, 0.6, "paper"),
+        "10 printed": (1.0, 0.6, "paper"),
+        "5 printed": (1.0, 0.6, "paper"),
         "1 printed": (0.3, 0.2, "flat"),
-        "10 true": (0.3, 0.6, "own"),
-        "5 true": (0.1, 0.6, "own"),
-        "1 true": (0.1, 0.6, "own"),
+        "10 true": (0.3, 0.6, "paper"),
+        "5 true": (0.1, 0.6, "paper"),
+        "1 true": (0.1, 0.6, "paper"),
     },
 }
 ON_MNIST: dict[str, Setting] = {  # the same for both methods
-    "none": (0.3, 0.6, "own"),
-    "10 printed": (1.0, 0.6, "own"),
-    "5 printed": (1.0, 0.6, "own"),
-    "1 printed": (0.3, 0.6, "own"),
-    "10 true": (0.3, 0.6, "own"),
+    "none": (0.3, 0.6, "paper"),
+    "10 printed": (1.0, 0.6, "paper"),
+    "5 printed": (1.0, 0.6, "paper"),
+    "1 printed": (0.3, 0.6, "paper"),
+    "10 true": (0.3, 0.6, "paper"),
     "5 true": (0.3, 0.2, "flat"),
     "1 true": (0.1, 0.2, "flat"),
 }
@@ -156,7 +156,7 @@ BUDGETS = {
         "10, update": budget(name, 0.3, 0.3, where="update"),
         "10, poisson": budget(name, 0.1, 2.0, sampling="poisson"),
         "10, poisson, 40 tasks": budget(name, 0.1, 2.0, sampling="poisson", tasks=40),
-        "none, small": {**tuned(name, 0.3, 0.6, "own"), **LEVELS["none"], "model": SMALL},
+        "none, small": {**tuned(name, 0.3, 0.6, "paper"), **LEVELS["none"], "model": SMALL},
         "10, poisson, small": {**budget(name, 0.3, 1.0, sampling="poisson"), "model": SMALL},
         "1, poisson, small": {**budget(name, 0.1, 1.0, 1.0, sampling="poisson"), "model": SMALL},
     }.items()
@@ -167,9 +167,9 @@ MNIST_BUDGETS = {
     for total in (10.0, 1.0)
 }
 MNIST_ALL = {
-    "none, lr 0.01 (the paper's)": {**tuned(PRIVA, 0.01, 0.6, "own"), **LEVELS["none"]},
-    "1 printed, lr 0.01 (the paper's)": {**tuned(PRIVA, 0.01, 0.6, "own"), **LEVELS["1 printed"]},
-    "1 printed, lr 0.1": {**tuned(PRIVA, 0.1, 0.6, "own"), **LEVELS["1 printed"]},
+    "none, lr 0.01 (the paper's)": {**tuned(PRIVA, 0.01, 0.6, "paper"), **LEVELS["none"]},
+    "1 printed, lr 0.01 (the paper's)": {**tuned(PRIVA, 0.01, 0.6, "paper"), **LEVELS["1 printed"]},
+    "1 printed, lr 0.1": {**tuned(PRIVA, 0.1, 0.6, "paper"), **LEVELS["1 printed"]},
     "10 in all, poisson": budget(PRIVA, 0.2, 0.5, sampling="poisson"),
 }
 
@@ -263,7 +263,7 @@ def table_by_level(some: Mapping[str, list[Any]]) -> str:
     """
     names, levels = (dict.fromkeys(x.split(" @ ")[part] for x in some) for part in (0, 1))
     end = min(r.metrics["virtual_seconds"].iloc[-1] for runs in some.values() for r in runs)
-    heads = ("accuracy", "in equal time", "local test accuracy", "epsilon: mean, most")
+    heads = ("accuracy", "in equal time", "local test accuracy", "epsilon: mean, maximum")
     columns = [f"{name}: {head}" for name in names for head in heads]
     lines = [f"| noise | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for level in levels:
@@ -381,11 +381,11 @@ def sizes_report(charts: str) -> None:
             profile = experiment.fleet.devices[experiment.levels.index(width)]
             model = networks(submodel)
             work, size = networks.work(submodel), 4 * model.layout.size
-            (own,) = task_seconds([profile], [passes * work], size)
+            (seconds,) = task_seconds([profile], [passes * work], size)
             (full,) = task_seconds([profile], [passes], whole)
             print(
                 f"| {profile.group} | {width:g} | {model.layout.size:,} | {size:,} | {work:.3f} |"
-                f" {own:.2f} | {full:.2f} |"
+                f" {seconds:.2f} | {full:.2f} |"
             )
 
 
@@ -414,13 +414,13 @@ def draw(folder: Path, study: str, runs: Runs) -> None:
     """Accuracy over aggregations, a chart for each method that is run at several levels."""
     lines = curves(runs, "accuracy", "updates")
     for name in dict.fromkeys(label.partition(" @ ")[0] for label in lines):
-        own = {
+        drawn = {
             x.partition(" @ ")[2]: line for x, line in lines.items() if x.startswith(f"{name} @")
         }
-        if len(own) > 1:
-            own |= {x: line for x, line in lines.items() if x.startswith("heterofl")}
+        if len(drawn) > 1:
+            drawn |= {x: line for x, line in lines.items() if x.startswith("heterofl")}
             path = folder / f"{PRIVA}-{study}-{name.replace(', ', '-')}.svg"
-            line_chart(path, f"{study}: {name}", "aggregations", "accuracy, whole model", own)
+            line_chart(path, f"{study}: {name}", "aggregations", "accuracy, whole model", drawn)
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""What can be recovered from an update? Samples and labels, at several shares of its coordinates.
+"""Attacks on an update: recovery of samples and labels, at several masks of its coordinates.
 
-The setting of the papers behind `strategies/inversion.py`: a device with a single sample and one
-step of gradient descent. The attacker knows the label and the program, spends some hundred
-iterations on each of several starts and keeps the best fit. Where even the fit is bad the attack
-has failed, not the mask succeeded. Beside it stand guesses that need no update at all: what is no
-closer to the truth than those has not been recovered. The error alone does not tell: a sample with
-the wrong contrast is as far off as noise and can still be read, hence correlation and accuracy.
+The setting of the papers behind `strategies/parts/inversion.py`: a device with a single sample and
+one step of gradient descent. The attacker knows the label and the training program, runs some
+hundred iterations from each of several starts and keeps the best fit. A bad fit is a failed attack,
+not an effect of the mask. Baselines are guesses that need no update: a result that is no closer to
+the sample than those is no recovery. The error alone is not enough: with the wrong contrast
+a sample has the error of noise and can still be readable, hence correlation and accuracy.
 
     python benchmarks/privacy.py [--quick] [--data ../shared/data] [--out DIR] [--json FILE]
 """
@@ -47,10 +47,10 @@ STEP = TrainSpec(local_epochs=1, batch_size=1, lr=0.1, momentum=0.0)
 PROGRAM = TrainSpec(local_epochs=2, batch_size=16, lr=0.01, momentum=0.5)  # of the label clients
 FIRST_EPOCHS = TrainSpec(local_epochs=5, batch_size=16, lr=0.02, momentum=0.9)
 CLASSIFIER = TrainSpec(local_epochs=20, batch_size=32, lr=0.02, momentum=0.9)
-KEEPS = {"untrained": (1.0, 0.6, 0.25, 0.05), "trained": (1.0, 0.05)}
+MASKS = {"untrained": (1.0, 0.6, 0.25, 0.05), "trained": (1.0, 0.05)}
 MASK = 0.05
-UNKNOWN = 0.3  # how much an input counts that is only known to be small, against a known one
-START = 0.3  # spread of the attacker's first guess, in standard deviations of the data
+UNKNOWN = 0.3  # weight of an input that is only known to be small; 1 for a known one
+START = 0.3  # standard deviation of the attacker's initial sample, in those of the data
 OTHERS = 4_000  # public samples, for the classifier
 TRAINED_ON = 800  # of these, the network that is attacked has seen in its first epochs
 SHOWN = 4  # samples in a plot
@@ -152,26 +152,26 @@ def attack(
     deltas: Sequence[Tensor],
     labels: Tensor,
     data: Data,
-    keep: float,
+    mask: float,
     budget: Budget,
     spec: TrainSpec = STEP,
 ) -> list[Estimate]:
-    """The best fit of three sorts of starts.
+    """The best fit of three kinds of starts.
 
-    The first is the server's own: fast, with the label read off the update. The others know the
-    label and move slowly, from around the mean of the data and from what division gives.
+    The first is that of the server: fast, with the label estimated from the update. The others have
+    the true label and small steps, from around the mean of the data and from `by_division`.
     """
     effort = Effort(
         samples=1,
         iterations=budget.iterations,
         warm_iterations=budget.iterations,
-        mask=keep,
+        mask=mask,
         scale=START * data.std,
     )
     near = data.mean + START * data.std * torch.randn(
         len(deltas), *data.shape, generator=seeded(100)
     )
-    divided = by_division(network, base, deltas, data, keep, budget.iterations)
+    divided = by_division(network, base, deltas, data, mask, budget.iterations)
     cold = [InversionTarget(base, delta, spec, 1, seed=i) for i, delta in enumerate(deltas)]
     tries = [invert(network, cold, effort)]
     for x in (near, divided):
@@ -189,11 +189,11 @@ def by_division(
     base: Tensor,
     deltas: Sequence[Tensor],
     data: Data,
-    keep: float,
+    mask: float,
     iterations: int,
 ) -> Tensor:
-    """Samples that give the first linear layer the inputs that ratios tell; the rest near zero."""
-    found = [ratios(network, masked(delta, keep)) for delta in deltas]
+    """Samples that give the first linear layer the inputs of `ratios`; unknown ones near zero."""
+    found = [ratios(network, masked(delta, mask)) for delta in deltas]
     inputs, known = (torch.stack(parts) for parts in zip(*found, strict=True))
     counts = torch.where(known, 1.0, UNKNOWN) / inputs.abs().sum(1, keepdim=True).clamp_min(1e-9)
     x = torch.full((len(deltas), *data.shape), data.mean, requires_grad=True)
@@ -223,9 +223,9 @@ def time_warp(a: Tensor, b: Tensor) -> float:
     return above[-1] / len(a)
 
 
-def closeness(found: Tensor, truth: Tensor, labels: Tensor, data: Data) -> dict[str, list[float]]:
+def closeness(found: Tensor, actual: Tensor, labels: Tensor, data: Data) -> dict[str, list[float]]:
     """One value per sample and measure."""
-    a, b = found.flatten(1), truth.flatten(1)
+    a, b = found.flatten(1), actual.flatten(1)
     mse = (a - b).square().mean(1)
     peak = b.max(1).values - b.min(1).values
     measures = {
@@ -236,7 +236,7 @@ def closeness(found: Tensor, truth: Tensor, labels: Tensor, data: Data) -> dict[
     }
     rows = {name: values.tolist() for name, values in measures.items()}
     if data.is_series:
-        rows["DTW"] = [time_warp(*pair) for pair in zip(found, truth, strict=True)]
+        rows["DTW"] = [time_warp(*pair) for pair in zip(found, actual, strict=True)]
     return rows
 
 
@@ -278,15 +278,15 @@ def ratios(network: FlatModel, delta: Tensor) -> tuple[Tensor, Tensor]:
 
 def ratio_row(network: FlatModel, base: Tensor, deltas: Sequence[Tensor], x: Tensor) -> Row:
     shares, live, errors, blind = [], [], [], []
-    for delta, truth in zip(deltas, linear_inputs(network, base, x), strict=True):
+    for delta, actual in zip(deltas, linear_inputs(network, base, x), strict=True):
         found, known = ratios(network, masked(delta, MASK))
-        exact = known & ((found - truth).abs() <= EXACT * truth.abs())
+        exact = known & ((found - actual).abs() <= EXACT * actual.abs())
         shares.append(exact.float().mean().item())
-        live.append((exact.sum() / (truth != 0).sum().clamp_min(1)).item())
-        errors.append((found - truth).square().mean().item())
-        blind.append(truth.square().mean().item())
+        live.append((exact.sum() / (actual != 0).sum().clamp_min(1)).item())
+        errors.append((found - actual).square().mean().item())
+        blind.append(actual.square().mean().item())
     return {
-        "inputs": len(truth),
+        "inputs": len(actual),
         "recovered": summary(shares),
         "recovered of those not 0": summary(live),
         "MSE, rest set to 0": summary(errors),
@@ -294,8 +294,9 @@ def ratio_row(network: FlatModel, base: Tensor, deltas: Sequence[Tensor], x: Ten
     }
 
 
-def masked(delta: Tensor, keep: float) -> Tensor:
-    mask = top_mask(delta.unsqueeze(0), keep)
+def masked(delta: Tensor, share: float) -> Tensor:
+    """The delta with all but the `share` largest coordinates set to 0."""
+    mask = top_mask(delta.unsqueeze(0), share)
     return delta if mask is None else delta * mask.squeeze(0)
 
 
@@ -315,24 +316,24 @@ def recovery(setting: Setting, data: Data, budget: Budget) -> tuple[list[Row], l
     rows: list[Row] = []
     divisions: list[Row] = []
     plots = ""
-    for state, keeps in KEEPS.items():
+    for state, shares in MASKS.items():
         where: Row = {"data": setting.data, "model": setting.model, "state": state}
         base = data.base(network, state)
         deltas = [update_of(network, base, x[i : i + 1], y[i : i + 1], STEP) for i in range(len(x))]
-        pictures = {"truth": x}
-        for keep in keeps:
+        pictures = {"true": x}
+        for share in shares:
             begin = time.perf_counter()
-            found = attack(network, base, deltas, y, data, keep, budget)
+            found = attack(network, base, deltas, y, data, share, budget)
             fit = summary([estimate.fit for estimate in found])
-            kept = f"{keep:.0%}"
+            kept = f"{share:.0%}"
             pictures[kept] = torch.cat([estimate.x for estimate in found])
             seconds = time.perf_counter() - begin
             rows.append(
-                compared({**where, "kept": kept, "fit": fit}, pictures[kept], seconds=seconds)
+                compared({**where, "mask": kept, "fit": fit}, pictures[kept], seconds=seconds)
             )
         kept = f"{MASK:.0%}, division alone"
         pictures[kept] = by_division(network, base, deltas, data, MASK, budget.iterations)
-        rows.append(compared({**where, "kept": kept}, pictures[kept]))
+        rows.append(compared({**where, "mask": kept}, pictures[kept]))
         correct = data.accuracy(network, base)
         divisions.append(
             {**where, "model accuracy": correct, **ratio_row(network, base, deltas, x)}
@@ -342,35 +343,35 @@ def recovery(setting: Setting, data: Data, budget: Budget) -> tuple[list[Row], l
         "noise": noise,
         "mean": torch.full_like(x, data.mean),
         "same class": data.of_same_class(y),
-        "the truth": x,
+        "the sample": x,
     }.items():
-        where = {"data": setting.data, "model": "-", "state": "-", "kept": f"guess: {name}"}
+        where = {"data": setting.data, "model": "-", "state": "-", "mask": f"guess: {name}"}
         rows.append(compared(where, guess))
     return rows, divisions, plots
 
 
 def label_recovery(setting: Setting, data: Data, budget: Budget) -> list[Row]:
-    """How well label shares are read off an update of 20 to 40 samples of one to three classes."""
+    """The accuracy of label shares from updates of 20 to 40 samples of one to three classes."""
     network = flat_model(setting.model, data.shape, data.classes)
     clients = [client(data, i) for i in range(budget.clients)]
     rows: list[Row] = []
-    for state in KEEPS:
+    for state in MASKS:
         base = data.base(network, state)
         tallies: dict[str, list[tuple[float, ...]]] = {}
         for number, (x, y) in enumerate(clients):
             rate = effective_rate(PROGRAM, local_steps(PROGRAM, len(x)))
             delta = update_of(network, base, x, y, PROGRAM)
-            truth = torch.bincount(y, minlength=data.classes) / len(y)
-            uniform = torch.full_like(truth, 1 / data.classes)
+            actual = torch.bincount(y, minlength=data.classes) / len(y)
+            uniform = torch.full_like(actual, 1 / data.classes)
             guess = START * data.std * torch.randn(32, *data.shape, generator=seeded(number))
             for protection, sent in protections(delta, rate, seeded(number)).items():
                 shares = label_shares(network, base, sent, guess, rate)
                 by_sign = risen(network, sent)
-                read = agreement(uniform if shares is None else shares, truth, len(y))
-                _, signed, _ = agreement(uniform if by_sign is None else by_sign, truth, len(y))
+                read = agreement(uniform if shares is None else shares, actual, len(y))
+                _, signed, _ = agreement(uniform if by_sign is None else by_sign, actual, len(y))
                 cosine = F.cosine_similarity(sent, delta, 0).item()
                 tallies.setdefault(protection, []).append((*read, signed, cosine))
-            scores = (*agreement(uniform, truth, len(y)), math.nan, math.nan)
+            scores = (*agreement(uniform, actual, len(y)), math.nan, math.nan)
             tallies.setdefault("guess: uniform", []).append(scores)
         where = {"data": setting.data, "model": setting.model, "state": state}
         for protection, all_scores in tallies.items():
@@ -394,13 +395,13 @@ def protections(delta: Tensor, rate: float, rng: torch.Generator) -> dict[str, T
     """The update as an attacker gets it: whole, masked, masked with noise on top."""
     few = masked(delta, MASK)
     unit = torch.randn(delta.shape, generator=rng)
-    own = delta.std().item()
+    std = delta.std().item()
     paper = math.sqrt(PAPER_VARIANCE)
     return {
         "none": delta,
         "95% mask": few,
-        "mask, noise 1 x own std": few + own * unit,
-        "mask, noise 10 x own std": few + 10 * own * unit,
+        "mask, noise 1 x its std": few + std * unit,
+        "mask, noise 10 x its std": few + 10 * std * unit,
         "mask, gradient noise var 1e-3": few + paper * rate * unit,
         "mask, update noise var 1e-3": few + paper * unit,
     }
@@ -418,13 +419,13 @@ def risen(network: FlatModel, delta: Tensor) -> Tensor | None:
     return rise / rise.sum() if rise.sum() > 0 else None
 
 
-def agreement(shares: Tensor, truth: Tensor, size: int) -> tuple[float, float, float]:
+def agreement(shares: Tensor, actual: Tensor, size: int) -> tuple[float, float, float]:
     """Total variation distance, labels right if `size` are handed out, true classes found."""
-    counts = torch.bincount(allocate_labels(shares, size)[0], minlength=len(truth))
-    right = torch.minimum(counts.float(), truth * size).sum().item() / size
-    held = int((truth > 0).sum())
-    found = (truth[shares.topk(held).indices] > 0).float().mean().item()
-    return (shares - truth).abs().sum().item() / 2, right, found
+    counts = torch.bincount(allocate_labels(shares, size)[0], minlength=len(actual))
+    right = torch.minimum(counts.float(), actual * size).sum().item() / size
+    held = int((actual > 0).sum())
+    found = (actual[shares.topk(held).indices] > 0).float().mean().item()
+    return (shares - actual).abs().sum().item() / 2, right, found
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -454,13 +455,13 @@ def cell(value: object) -> str:
 
 
 def plot(title: str, pictures: dict[str, Tensor], labels: Tensor) -> str:
-    """A row per sample, the truth at the left. One scale per row: that of the truth."""
+    """A row per sample, the true one at the left, which sets the scale of the row."""
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in pictures)
     body = ""
     for i, label in enumerate(labels[:SHOWN].tolist()):
-        truth = pictures["truth"][i]
-        low, high = truth.min().item(), truth.max().item()
-        draw = image if truth.dim() == 3 else curves
+        actual = pictures["true"][i]
+        low, high = actual.min().item(), actual.max().item()
+        draw = image if actual.dim() == 3 else curves
         cells = "".join(f"<td>{draw(x[i], low, high)}</td>" for x in pictures.values())
         body += f"<tr><th>class {label}</th>{cells}</tr>"
     return f"<h2>{html.escape(title)}</h2><table><tr><th></th>{heads}</tr>{body}</table>"
@@ -509,8 +510,9 @@ PAGE = """<!doctype html>
 img {{ image-rendering: pixelated; }} svg {{ border: 1px solid #ddd; }}
 th {{ font-weight: normal; padding: .2rem .6rem; }}</style></head><body>
 <h1>What an update reveals</h1>
-<p>One sample, one step. Columns: the truth, what an attacker recovers from the largest
-coordinates of the update (their share above), and noise with the mean and spread of the data.</p>
+<p>One sample, one step. Columns: the true sample, the one that an attacker recovers from the
+largest coordinates of the update (their share above), and noise with the mean and standard
+deviation of the data.</p>
 {body}</body></html>
 """
 

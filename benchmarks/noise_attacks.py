@@ -1,11 +1,11 @@
-"""What the noise of local privacy buys against two attackers, both as strong as they come.
+"""How far the noise of local privacy protects against two attacks: recovery and membership.
 
-python benchmarks/noise_probe.py [--data ../shared/data] [--samples 16] [--iterations 300]
+python benchmarks/noise_attacks.py [--data ../shared/data] [--samples 16] [--iterations 300]
 
-Recovery: a device takes one step on one example, and the attacker looks for it by gradient
-inversion (the attack of privacy.py). Membership: a device takes one step on a batch, and the
-attacker knows all of it but whether one place holds this example or that one. Both know the model,
-the program and the amount of noise. "printed" is the noise of the paper's Delta f, which divides
+Recovery: a device takes one step on one example, which the attacker recovers by gradient inversion
+(the attack of privacy.py). Membership: a device takes one step on a batch, and the attacker knows
+all of it except which of two examples is in it. Both attackers know the model, the training program
+and the noise level. "printed" is the noise of the paper's Delta f, which divides
 by the examples of the device; "true" divides by those of the batch.
 """
 
@@ -47,13 +47,13 @@ def step(network: FlatModel, base: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def noised(gradient: Tensor, batch: int, n: int, by: Privacy, number: int) -> Tensor:
-    """What leaves a device of n examples of a step on `batch` of them."""
+    """The gradient that leaves a device with n examples after a step on `batch` of them."""
     hook = by.on_gradient([batch], n, PROGRAM, noise_rng(7, 0, number))
     return gradient if hook is None else hook(gradient, 0)
 
 
 def recovery(setting: Setting, data: Data, budget: Budget) -> list[dict[str, object]]:
-    """How close an example comes that is sought for the update of one step on it."""
+    """The distance of the recovered example to the one of the step, by level of noise."""
     network = flat_model(setting.model, data.shape, data.classes)
     base, (n, _) = data.base(network, "untrained"), HELD[setting.data]
     x, y = data.x[data.others :][: budget.samples], data.y[data.others :][: budget.samples]
@@ -82,19 +82,19 @@ def membership(setting: Setting, data: Data, trials: int) -> list[dict[str, obje
     base, (n, batch) = data.base(network, "untrained"), HELD[setting.data]
     rows: list[dict[str, object]] = []
     x, y = data.x[data.others :], data.y[data.others :]
-    worlds = []
+    pairs = []
     for trial in range(trials):
         order = torch.randperm(len(x), generator=seeded(trial))[: batch + 1]
         either = (torch.cat([order[:1], order[2:]]), order[1:])  # with this example, or that one
-        worlds.append([step(network, base, x[places], y[places]) for places in either])
+        pairs.append([step(network, base, x[places], y[places]) for places in either])
     for name, epsilon, denominator in LEVELS[1:]:
         by, number = protection(epsilon, denominator), 0
         scores = torch.empty(2, trials, RELEASES)
-        for trial, (this, that) in enumerate(worlds):
-            for world, truth in enumerate((this, that)):
+        for trial, (this, that) in enumerate(pairs):
+            for which, gradient in enumerate((this, that)):
                 for i in range(RELEASES):
-                    seen = noised(truth, batch, n, by, number)
-                    scores[world, trial, i] = (seen - (this + that) / 2) @ (this - that)
+                    seen = noised(gradient, batch, n, by, number)
+                    scores[which, trial, i] = (seen - (this + that) / 2) @ (this - that)
                     number += 1
         where = {"data": setting.data, "noise": name}
         right = guessed_right(scores[:, :, 0]), guessed_right(scores.sum(2))
@@ -103,7 +103,7 @@ def membership(setting: Setting, data: Data, trials: int) -> list[dict[str, obje
 
 
 def guessed_right(scores: Tensor) -> float:
-    """How often the guess "this one" or "that one" is right; 0.5 is a coin."""
+    """The share of right guesses which of the two examples was in the batch; 0.5 is chance."""
     return torch.cat([scores[0] > 0, scores[1] < 0]).float().mean().item()
 
 
