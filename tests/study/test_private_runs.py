@@ -73,7 +73,7 @@ def test_it_is_another_model_than_without(private: Run, start: Start) -> None:
     assert open_["model_hash"] != private[1]["model_hash"]
     assert open_["epsilon"] is None
     assert open_["bytes"] == private[1]["bytes"]
-    assert "nothing is noised" in " ".join(open_["notes"])
+    assert "no noise is added" in " ".join(open_["notes"])
     assert not any("noised" in note for note in private[1]["notes"])
 
 
@@ -299,7 +299,7 @@ def test_silence_is_paid_for(start: Start) -> None:
 @pytest.mark.parametrize(
     "strategy", [["strategy.name=oort"], ["strategy.name=fedavg", "strategy.select=oort"]]
 )
-def test_oort_says_what_it_does_not_hear(start: Start, strategy: list[str]) -> None:
+def test_a_note_explains_that_private_devices_report_no_loss(start: Start, strategy: list[str]) -> None:
     _, summary = start(*strategy, *PRIVATE, "stop.updates=20")
     (note,) = (note for note in summary["notes"] if "loss" in note)
     assert "not covered by their privacy ledger and is not sent" in note
@@ -309,8 +309,8 @@ def test_oort_says_what_it_does_not_hear(start: Start, strategy: list[str]) -> N
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["strategy.name=ifca"], "'ifca' needs to hear from devices which model fits"),
-        (["strategy.name=centralised"], "'centralised' gathers everybody's data in one place"),
+        (["strategy.name=ifca"], "'ifca' needs devices to report which model fits"),
+        (["strategy.name=centralised"], "'centralised' pools all data on one machine"),
         (["training.clip=1.0"], r"training\.clip = 1: with privacy\.epsilon the bound is privacy"),
     ],
 )
