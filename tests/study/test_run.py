@@ -291,10 +291,10 @@ def test_what_only_the_late_cannot_hold(
         Experiment(tiny(*LATE, "fleet.late.only=true", setting))
 
 
-def test_late_devices_that_are_not_late_are_remarked_on(tiny: Callable[..., Config]) -> None:
+def test_late_devices_without_a_delay_are_noted(tiny: Callable[..., Config]) -> None:
     for delay, times in (("0", 1), ("5", 0)):
         found = Experiment(tiny(*LATE, "fleet.late.only=true", f"fleet.late.delay={delay}")).notes
-        assert sum("nobody is late" in note for note in found) == times
+        assert sum("no device is late" in note for note in found) == times
 
 
 def test_late_runs_measure_the_late(in_flight: Run) -> None:
@@ -388,12 +388,12 @@ def test_the_devices_point_of_view(start: Start) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "semi-async"])
-def test_how_many_tasks_there_will_be_in_some_time_is_known_roughly(
+def test_the_number_of_tasks_in_some_virtual_time_is_estimated(
     start: Start, tiny: MakeConfig, strategy: str
 ) -> None:
     how = ("stop.updates=0", "stop.epochs=0", "fleet.profile=tiers", f"strategy.name={strategy}")
     unit = Experiment(tiny(*how, "stop.virtual_seconds=1")).epoch_seconds
     how = (*how, f"stop.virtual_seconds={20 * unit}")
     _, summary = start(*how)
-    planned = Experiment(tiny(*how))._tasks_in(20 * unit)
+    planned = Experiment(tiny(*how)).resolution.tasks_in(20 * unit)
     assert summary["updates"] == pytest.approx(planned, rel=0.3)

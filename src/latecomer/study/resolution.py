@@ -179,10 +179,10 @@ class Resolution:
         )
         bounds = [float(stop.updates), float(stop.epochs * len(sizes))]
         if stop.virtual_seconds and self.epoch_seconds:
-            bounds.append(self._tasks_in(stop.virtual_seconds))
+            bounds.append(self.tasks_in(stop.virtual_seconds))
         return steps * min((bound for bound in bounds if bound), default=0.0)
 
-    def _tasks_in(self, seconds: float) -> float:
+    def tasks_in(self, seconds: float) -> float:
         """Tasks in that much virtual time: by epochs, or of all devices working all the time."""
         if self.strategy.has_epochs:
             return seconds / self.epoch_seconds * len(self._trained_sizes)
