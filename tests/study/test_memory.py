@@ -49,7 +49,9 @@ def test_kernels_agree(start: Start, strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", list(REMEMBERS))
 def test_the_kernel_is_chosen_for_one_by_one(tiny: MakeConfig, strategy: str) -> None:
-    assert Experiment(tiny(*REMEMBERS[strategy])).kernel_choice.startswith("plain (devices that keep state")
+    assert Experiment(tiny(*REMEMBERS[strategy])).kernel_choice.startswith(
+        "plain (devices that keep state"
+    )
     without = {"aso-fed": "strategy.beta=0.0", "paflm": "strategy.threshold=0.0"}[strategy]
     chosen = Experiment(tiny(f"strategy.name={strategy}", without)).kernel_choice
     assert chosen.startswith("batched")

@@ -299,7 +299,7 @@ def test_silence_is_paid_for(start: Start) -> None:
 @pytest.mark.parametrize(
     "strategy", [["strategy.name=oort"], ["strategy.name=fedavg", "strategy.select=oort"]]
 )
-def test_a_note_explains_that_private_devices_report_no_loss(start: Start, strategy: list[str]) -> None:
+def test_oort_notes_that_no_loss_is_reported(start: Start, strategy: list[str]) -> None:
     _, summary = start(*strategy, *PRIVATE, "stop.updates=20")
     (note,) = (note for note in summary["notes"] if "loss" in note)
     assert "not covered by their privacy ledger and is not sent" in note
