@@ -31,7 +31,8 @@ def head(server):
 
 def cache(server, lineage="main"):
     """The sum of a lineage's cached updates, and the updates by device."""
-    return server.strategy.merge.state()["caches"][lineage]
+    kept = server.strategy.merge.state()["caches"][lineage]
+    return kept.total, kept.last
 
 
 def test_four_updates_by_hand():
