@@ -9,7 +9,7 @@ import torch
 from commands import logged, sends
 from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, TimerExpired, Update
 from latecomer.core.parts import HOOKS, Parts
-from latecomer.core.strategy import Commit, Mix, Observer, Strategy
+from latecomer.core.strategy import Commit, Mix, Observer, Strategy, full_weight
 from latecomer.errors import BadInput
 from latecomer.strategies.parts.broadcasts import Broadcasting
 from latecomer.strategies.parts.catch_up import CatchUp
@@ -320,3 +320,15 @@ def test_clustering_acts_and_a_selection_receives_arrivals_in_one_strategy():
     assert strategy.dispatch.select.arrived == []  # only the run's copy is changed
     # The review after five uploads makes the device with the largest error a seed device.
     assert server.state()["parts"]["route"]["seeds"] == {4: "cluster-1"}
+
+
+def test_parts_in_tuples_lists_and_dicts_are_found():
+    class Holder:
+        def __init__(self):
+            self.some = ([CatchUp(ByShareOfExamples(), 2.0)], {"inner": CatchUp(full_weight, 1.0)})
+
+        def __call__(self, contribution, view):
+            return 1.0
+
+    found = Parts(Strategy(weigh=Holder())).by_path
+    assert sorted(found) == ["weigh.some.0.0", "weigh.some.0.0.weigh", "weigh.some.1.inner"]

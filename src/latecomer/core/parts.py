@@ -1,8 +1,8 @@
 """The parts of one run: a private copy of the strategy, and the hooks of everything in it.
 
 A part is any object with a hook of `core.strategy.Observer` that can be reached from the
-strategy's slots and observers through attributes, bound methods, `functools.partial`, tuples and
-lists. Each is found once, by the path of attributes that leads to it.
+strategy's slots and observers through attributes, bound methods, `functools.partial`, tuples,
+lists and dicts. Each is found once, by the path of attributes that leads to it.
 """
 
 import copy
@@ -97,8 +97,9 @@ class Parts:
                 self._find(f"{path}.{place}", each)
         elif isinstance(value, FunctionType):
             self._check_closure(path, value)
-        elif isinstance(value, tuple | list):
-            for place, each in enumerate(value):
+        elif isinstance(value, tuple | list | dict):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for place, each in items:
                 self._find(f"{path}.{place}", each)
         elif type(value).__module__.partition(".")[0] not in DATA:
             if any(_hook(value, name) for name in (*HOOKS, "state")):
