@@ -107,7 +107,7 @@ def test_a_slot_without_hooks_may_hold_parts():
 
 
 def test_classes_and_plain_data_are_no_parts():
-    strategy = Strategy(observers=(Counter(inner=Counter), Counter(inner={"a": Counter()})))
+    strategy = Strategy(observers=(Counter(inner=Counter), Counter(inner=torch.ones(2))))
     assert list(shown(strategy)) == ["observers.0", "observers.1"]
 
 
@@ -183,9 +183,9 @@ def test_states_are_restored_by_path():
 
 def test_the_state_of_another_strategy_is_refused():
     one, none = Parts(Strategy(observers=(Counter(),))), Parts(Strategy())
-    with pytest.raises(ValueError, match=r"state of observers.0; this strategy keeps none"):
+    with pytest.raises(ValueError, match=r"state for observers.0; this strategy has none"):
         none.restore(one.state())
-    with pytest.raises(ValueError, match=r"state of none; this strategy keeps observers.0"):
+    with pytest.raises(ValueError, match=r"state for none; this strategy has observers.0"):
         one.restore(none.state())
 
 

@@ -70,10 +70,13 @@ def test_the_whole_model_has_no_name_and_covers_every_coordinate():
     [
         (layout(a=(5, 3), b=(4,)), r"'a' has shape \(5, 3\), which is no corner .* \(4, 3\)"),
         (layout(a=(4, 3), b=(4, 1)), r"'b' has shape \(4, 1\), which is no corner .* \(4,\)"),
-        (layout(a=(4, 3)), "parameter None stands where the whole network has 'b'"),
-        (layout(a=(4, 3), c=(4,)), "parameter 'c' stands where the whole network has 'b'"),
-        (layout(b=(4,), a=(4, 3)), "parameter 'b' stands where the whole network has 'a'"),
-        (layout(a=(4, 3), b=(4,), c=(1,)), "parameter 'c' stands where the whole network has None"),
+        (layout(a=(4, 3)), "parameter None is in the place of 'b' of the whole network"),
+        (layout(a=(4, 3), c=(4,)), "parameter 'c' is in the place of 'b' of the whole network"),
+        (layout(b=(4,), a=(4, 3)), "parameter 'b' is in the place of 'a' of the whole network"),
+        (
+            layout(a=(4, 3), b=(4,), c=(1,)),
+            "parameter 'c' is in the place of None of the whole network",
+        ),
     ],
 )
 def test_what_is_no_prefix_is_refused_in_one_line(part, words):

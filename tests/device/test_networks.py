@@ -233,7 +233,10 @@ def test_a_user_s_own_model(own):
         ("fixed", "width 0.5 needs a callable that takes width="),
         ("ignores", "at width 0.5: nothing is pruned"),
         ("grows", r"at width 0.5: parameter '0.weight' has shape \(16, 4\)"),
-        ("shallower", "at width 0.5: parameter None stands where the whole network has '2.weight'"),
+        (
+            "shallower",
+            "at width 0.5: parameter None is in the place of '2.weight' of the whole network",
+        ),
         ("prunes_classes", r"at width 0.5: .*logits of shape \(n, 2\).*gave \(2, 1\)"),
     ],
 )

@@ -332,6 +332,8 @@ def test_devices_of_other_clusters_get_no_broadcast():
 
 
 class BroadcastsAtOnce(Observer):
+    broadcasts = True
+
     """Asks for a broadcast of the main head after every moment."""
 
     def act(self, view):

@@ -369,10 +369,10 @@ def test_a_full_disk_is_one_line(
 def test_a_run_that_gets_nowhere_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(runner, "STUCK", 3)
+    monkeypatch.setattr(runner, "MAX_FAILED_TASKS_PER_DEVICE", 3)
     with pytest.raises(RunFailed, match=r"none of the last \d\d tasks gave an update"):
         start(trouble)
-    monkeypatch.setattr(runner, "STUCK", 10**9)
+    monkeypatch.setattr(runner, "MAX_FAILED_TASKS_PER_DEVICE", 10**9)
     assert start(trouble, "stop.virtual_seconds=500")[1]["updates"] == 0
 
 

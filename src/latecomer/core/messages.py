@@ -30,7 +30,7 @@ class TrainSpec:
     last_layer_only: bool = False
     lr_scale: float = 1.0
     feedback: bool = False  # report how well the model fits the local data (device/feedback.py)
-    hold_back: bool = True  # what is judged by is not trained on
+    hold_back: bool = True  # with `feedback`: examples used for evaluation are not trained on
     # With `feedback`: factor on the label-shift correction of predictions behind "error"; 0 = off
     prior_correction: float = 0.0
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
@@ -191,7 +191,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The device is idle and reachable. Uploads of its earlier tasks may still be under way."""
+    """The device is reachable and becomes idle; its earlier tasks stay open until they end."""
 
     device: int
     submodel: Submodel | None = None
@@ -199,10 +199,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The device is no longer idle; the update of its open task may still arrive.
+    """The device is unreachable and no longer idle; the update of its open task may still arrive.
 
-    It is idle again after `Joined` and after the update of its task has arrived; if it is not, the
-    engine sends `Left` again.
+    The server makes a device idle at `Joined` and when the update of its task arrives. If the
+    device is unreachable at that time, the engine adds `Left` right after that event.
     """
 
     device: int

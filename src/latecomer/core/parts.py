@@ -79,7 +79,7 @@ class Parts:
         parts = dict(self._stateful())
         if parts.keys() != state.keys():
             theirs, ours = (", ".join(some) or "none" for some in (state, parts))
-            raise ValueError(f"it has the state of {theirs}; this strategy keeps {ours}")
+            raise ValueError(f"it has state for {theirs}; this strategy has {ours}")
         for path, part in parts.items():
             part.restore(state[path])
 

@@ -60,7 +60,7 @@ from latecomer.core.submodel import Submodel, take
 
 
 class Server:
-    """Runs one strategy: which versions exist, which tasks are open, which devices are idle.
+    """The state of one run, and the order in which the strategy's slots are called.
 
     `handle` takes all events of one moment, so an epoch is closed by every update that arrived at
     that moment, whatever their order. `strategy` is a copy of the one given: a run never changes
@@ -105,16 +105,16 @@ class Server:
 
     def model(self, lineage: str = MAIN) -> Tensor:
         """The parameters of a lineage to evaluate and save."""
-        serving = self.strategy.serving
+        lineage, serving = self.store.resolve(lineage), self.strategy.serving
         return serving.deployed(lineage, self) if serving else self.store.head_params(lineage)
 
     def model_on_devices(self, lineage: str = MAIN) -> Tensor:
         """The parameters that a device sent the head has, before personalisation."""
-        serving = self.strategy.serving
+        lineage, serving = self.store.resolve(lineage), self.strategy.serving
         return serving.on_devices(lineage, self) if serving else self.store.head_params(lineage)
 
     def serving_settings(self, lineage: str) -> ServingSettings | None:
-        """What a device must know to personalise the head of a lineage; None if it does not."""
+        """Settings with which devices personalise the head of a lineage; None: they do not."""
         serving = self.strategy.serving
         return serving.settings(lineage, self) if serving else None
 
@@ -155,7 +155,10 @@ class Server:
     # One update: admit -> route -> compensate -> weigh -> merge -> commit.
 
     def _arrived(self, event: Arrived, out: list[Command]) -> None:
-        """Close the task, check the update, route and compensate it."""
+        """Check, route, compensate, weigh and merge an update.
+
+        If compensation takes time (`Later`), it is weighed and merged in `_ready`.
+        """
         update, device = event.update, event.device
         if device in self.working and self.working[device] == update.task_id:
             del self.working[device]
@@ -170,7 +173,7 @@ class Server:
             self._retire(device, update.epsilon, out)
         epsilon = update.epsilon or None
         if update.delta is None:
-            # The device had nothing worth sending.
+            # The device skipped its upload (`TrainSpec.lazy`, or its privacy budget is spent).
             saved = wire_bytes(task.params)
             skipped = Accepted(device, task.id, sent=task.version, skipped=True, saved=saved)
             skipped.epsilon = epsilon
@@ -208,7 +211,7 @@ class Server:
             self._merge(contribution, out)
 
     def _admit(self, event: Arrived) -> tuple[Task | None, str | None]:
-        """The task this update answers, closed; and the reason why it is refused, if it is."""
+        """Close the task of this update; returns it (None if unknown) and the reason to refuse."""
         task_id = event.update.task_id
         task = self.open_tasks.get(task_id) if isinstance(task_id, int) else None
         if task is None:
@@ -249,7 +252,7 @@ class Server:
         # The base is no longer pinned, so the store may have dropped commits that old.
         counted = self.store.staleness(contribution.task.version, contribution.lineage)
         staleness = max(counted, contribution.staleness)
-        part, compensated = self.strategy.compensate, Compensated(contribution)
+        part, compensated = self.strategy.compensate, Compensated(contribution, gamma=0.0)
         if isinstance(part, DelayedCompensation):
             compensated = part.finish(replace(contribution, staleness=staleness), self)
         self._merge_compensated(compensated, staleness, out)
@@ -293,7 +296,7 @@ class Server:
 
     def _commit(self, commit: Commit, out: list[Command]) -> None:
         if commit.lineage not in self.store:
-            self.fork(MAIN, commit.lineage)
+            self.fork(self.store.resolve(MAIN), commit.lineage)
         self.parts.on_commit(commit, self)
         self._store(commit, out)
 
@@ -316,6 +319,8 @@ class Server:
                 self.absorb(into, gone)
                 out.append(ClusterMerged(gone, into, reason or None))
             case BroadcastHead(lineage, devices):
+                if not self.parts.broadcasts:
+                    raise ValueError("a part returned BroadcastHead without `broadcasts = True`")
                 self._broadcast(lineage, devices, out)
             case _:
                 out.append(action)

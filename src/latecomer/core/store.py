@@ -14,7 +14,7 @@ from latecomer.core.messages import MAIN
 
 @dataclass(slots=True)
 class _Held:
-    """A stored version: `pins` open tasks were sent it, `heads` lineages stand on it."""
+    """A stored version: sent to `pins` open tasks, and the head of `heads` lineages."""
 
     params: Tensor
     pins: int = 0

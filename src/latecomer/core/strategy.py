@@ -190,7 +190,8 @@ class Observer(Stateful):
     base class. The server calls each hook of every part that can be reached from the strategy's
     attributes, once (`core.parts`). So no part passes a hook on to another.
 
-    `broadcasts` is False for a part whose `act` never returns `BroadcastHead`.
+    A subclass whose `act` may return `BroadcastHead` must set `broadcasts = True`; otherwise
+    working devices do not receive the model. (For parts without this base class it counts as True.)
     """
 
     broadcasts: bool = False
@@ -199,10 +200,13 @@ class Observer(Stateful):
         """An update was accepted and routed; it is not compensated or weighed yet."""
 
     def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
-        """A weighed contribution is about to be merged."""
+        """A weighed contribution is about to be passed to the merge, which may still drop it.
+
+        Not called for surrogates, nor for answers without a delta.
+        """
 
     def on_commit(self, commit: Commit, view: ServerView) -> None:
-        """The merge has made a commit, which is about to be stored."""
+        """The merge has made a commit, which is about to be stored. Not called for `Absorb`."""
 
     def on_fork(self, parent: str, child: str) -> None:
         """The lineage `child` was opened on the head of `parent`."""
@@ -265,7 +269,7 @@ def full_weight(contribution: Contribution, view: ServerView) -> float:
 
 
 def same_spec(spec: TrainSpec) -> TrainSpec:
-    """Train as the run's config says."""
+    """Prepare: the training program of the config, unchanged."""
     return spec
 
 

@@ -37,7 +37,7 @@ def name_of(submodel: Submodel | None) -> str:
 
 
 def take(whole: Tensor, submodel: Submodel | None) -> Tensor:
-    """What a device with `submodel` sees of the whole vector; None means all of it."""
+    """The coordinates of `whole` that `submodel` covers; None: all."""
     return whole if submodel is None else submodel.take(whole)
 
 
@@ -49,7 +49,7 @@ def prefix(whole: Layout, part: Layout, name: str) -> Submodel:
     """
     for ours, theirs in zip_longest(whole.names, part.names):
         if ours != theirs:
-            raise BadInput(f"parameter {theirs!r} stands where the whole network has {ours!r}")
+            raise BadInput(f"parameter {theirs!r} is in the place of {ours!r} of the whole network")
     index = [
         whole.span(parameter).start + _corner(parameter, outer, inner)
         for parameter, outer, inner in zip(whole.names, whole.shapes, part.shapes, strict=True)

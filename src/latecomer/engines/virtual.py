@@ -91,9 +91,9 @@ Item = Upload | Opens | Closes | Joined | Failed | Ready | TimerExpired | Broadc
 
 @dataclass(frozen=True, slots=True)
 class ServerCosts:
-    """Virtual seconds that the server is busy per merged update and evaluation.
+    """Virtual seconds of server work per merged update, evaluation and compensation.
 
-    `compensate` is added to what a compensation takes, beside the server's other work.
+    Compensations run on a second worker, so `compensate` does not delay the merges.
     """
 
     merge: float = 0.0
@@ -111,7 +111,7 @@ class Bounds:
 
 
 class VirtualEngine:
-    """Moves virtual time and bytes between one server and a simulated fleet."""
+    """Runs one server against a simulated fleet in virtual time."""
 
     resumable = True  # whether a new engine can continue from `state`
 
@@ -130,12 +130,12 @@ class VirtualEngine:
         self.now = 0.0
         self.bytes_up = self.bytes_down = self.bytes_saved = 0
         self.stopped: str | None = None
-        self._free_at = 0.0  # when the server is free
+        self._free_at = 0.0  # when the server has finished its work; tasks are sent at that time
         self._compensated_at = 0.0  # when its last compensation ends
         self._active_at = 0.0  # when a message was last sent or received
         self._trains: dict[int, tuple[float, float]] = {}  # task -> begin, end of training
         self._rebases: dict[int, Rebases] = {}  # task -> when it takes newer models
-        self._away: set[int] = set()  # devices that restart or are lost
+        self._away: set[int] = set()  # devices that lost their task and have not rejoined
         self._spans: dict[int, tuple[float, ...]] = {}  # of the tasks that arrive at this moment
         self._heap: list[tuple[float, int, Item]] = []
         self._counter = 0
@@ -173,16 +173,16 @@ class VirtualEngine:
         if (done := self._done(bounds)) is not None:
             return done
         if not self._heap:
-            return "no device is left"
+            return "no events are left: all devices are lost or idle"
         next_at = max(self._heap[0][0], self._free_at)
         if bounds.virtual_seconds and next_at > bounds.virtual_seconds:
             return "virtual_seconds"
         if not self.server.open_tasks and self._stands(next_at - self._active_at):
-            return "the fleet stands still: no device is given a task any more"
+            return "no task is open and no device has been given one for two availability periods"
         return None
 
     def _stands(self, idle_for: float) -> bool:
-        """Whether nothing but windows has happened for two of the longest periods."""
+        """Whether only availability windows opened and closed for two of the longest periods."""
         if idle_for <= 2 * self.fleet.longest_period:
             return False
         return all(isinstance(item, Opens | Closes) for _, _, item in self._heap)

@@ -1,4 +1,4 @@
-"""Virtual engine for Flower strategies: same data, devices, links and clock as for ours.
+"""Virtual engine for Flower strategies: same data, devices, links and clock as `VirtualEngine`.
 
 `FlowerRoundsEngine` calls `strategy.start(grid=...)` with a grid whose nodes are the devices of the
 fleet. While the strategy waits for replies, virtual time advances.

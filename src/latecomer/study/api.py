@@ -1,4 +1,4 @@
-"""The library's front door: a run, a comparison or advice from Python."""
+"""The Python interface: `run`, `compare` and `advise`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -266,7 +266,7 @@ def read_toml(path: Path) -> Tree:
 def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
     """`tree` with each `a.b=value` put in; the value is TOML, a bare word is a string.
 
-    What is wrong with a value is said here; what is wrong with `tree`, by `parse`.
+    Errors in a setting raise here; errors in `tree` are left to `parse`.
     """
     result, given = _copy(tree), {}
     for setting in settings:

@@ -139,11 +139,12 @@ class Deployment:
             ) from error
 
     def _restore_state(self, state: dict[str, Any]) -> int:
-        size = self.server.store.head_params().numel()
+        size = self.server.model().numel()
         self.server.restore(state["server"])
         self.loop.restore(state["loop"])
-        if (found := self.server.store.head_params().numel()) != size:
-            raise ValueError(f"a model of {found} parameters, this one has {size}")
+        for lineage in self.server.store.lineages:
+            if (found := self.server.store.head_params(lineage).numel()) != size:
+                raise ValueError(f"a model of {found} parameters, this one has {size}")
         return int(state["events"])
 
     def _log(self, time: float, note: Logged) -> None:

@@ -257,7 +257,7 @@ class Experiment:
             horizon = min(horizon, stop.virtual_seconds)
         return Bounds(stop.updates, 0, horizon)
 
-    # What cannot work is refused before anything is written.
+    # Checks of settings, before any file is written.
 
     def _check_privacy(self) -> None:
         if not self.config.privacy.epsilon:
@@ -280,7 +280,7 @@ class Experiment:
         self.privacy(max(self._sizes))
 
     def _check_flower_strategy(self) -> None:
-        """A strategy of Flower's would wait for ever for nodes that do not exist."""
+        """BadInput if a Flower strategy would wait for more devices than the fleet has."""
         merge = self.strategy.merge
         if not isinstance(merge, FlowerRounds):
             return

@@ -29,7 +29,7 @@ WORTH_COMPILING = 30_000
 
 
 def resolved_levels(settings: SubmodelsConfig, recipe: Recipe) -> SubmodelsConfig:
-    """The sub-model settings with the level that the strategy is meant for, if it is "auto"."""
+    """The sub-model settings, with "auto" replaced by the level of the strategy's recipe."""
     if settings.level != "auto" and not recipe.pooled:
         return settings
     # Data pooled on one machine: there are no weak devices.
@@ -38,7 +38,7 @@ def resolved_levels(settings: SubmodelsConfig, recipe: Recipe) -> SubmodelsConfi
 
 @dataclass
 class Resolution:
-    """A config, and what its missing values follow from.
+    """Fills in the values of a config that depend on data, fleet, model or strategy.
 
     `sizes` are the training examples of every device.
     """
@@ -165,7 +165,7 @@ class Resolution:
     def _compiled_kernel(self) -> CompiledKernel | str:
         """The kernel, if it covers the strategy's training program; else the reason."""
         if self.config.privacy.epsilon:
-            return "noise in every step needs the plain one"
+            return "training with privacy needs the plain kernel"
         found = compiled_kernel(self.networks.whole)
         if isinstance(found, CompiledKernel) and not found.covers(self.strategy.prepare(self.spec)):
             return "it does not cover this training program (see docs/speed.md)"

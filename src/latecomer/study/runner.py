@@ -36,7 +36,7 @@ from latecomer.study.summary import SCALARS, f1_by_class, summary_of, used_linea
 from latecomer.study.totals import RunTotals
 
 # Tasks per device without one usable update, after which a run gives up.
-STUCK = 50
+MAX_FAILED_TASKS_PER_DEVICE = 50
 
 DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
@@ -177,7 +177,7 @@ class _Run:
             note = Note("resume", {"reason": self.checkpoints.fallback})
             self.events.write(self.engine.now, note)
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
-        self.last_progress = (self.server.accepted, self.totals.losses)
+        self.last_progress = (self.server.accepted, self.totals.failures)
         self.begun = time.monotonic()
         self.interrupted = False
 
@@ -237,13 +237,13 @@ class _Run:
 
     def _check_progress(self) -> None:
         """Fail if all updates have been lost or refused for a long time."""
-        accepted, losses = self.last_progress
-        if self.server.accepted != accepted:
-            self.last_progress = (self.server.accepted, self.totals.losses)
-        elif (lost := self.totals.losses - losses) > STUCK * len(self.experiment.clients):
+        if self.server.accepted != self.last_progress[0]:
+            self.last_progress = (self.server.accepted, self.totals.failures)
+        lost = self.totals.failures - self.last_progress[1]
+        if lost > MAX_FAILED_TASKS_PER_DEVICE * len(self.experiment.clients):
             raise RunFailed(
                 f"{self.folder}: none of the last {lost} tasks gave an update that could"
-                f" be used; the last one: {self.totals.last_loss}"
+                f" be used; the last one: {self.totals.last_failure}"
             )
 
     def _share(self) -> float:
@@ -310,13 +310,13 @@ class _Run:
         if state is None:
             return {"events": 0, "metrics": 0}
         try:
-            return self._take_up(state)
+            return self._restore_state(state)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(
                 f"{self.checkpoints.folder}: the checkpoint does not fit the run: {error}"
             ) from error
 
-    def _take_up(self, state: Mapping[str, Any]) -> dict[str, int]:
+    def _restore_state(self, state: Mapping[str, Any]) -> dict[str, int]:
         self.server.restore(state["server"])
         self.engine.restore(state["engine"])
         size = self.experiment.model.layout.size

@@ -18,7 +18,7 @@ def setup_notes(
     if strategy.inverts and spec.optimizer == "adam":
         yield (
             f"{name} with training.optimizer = 'adam': inversion through Adam is inaccurate;"
-            " compensation ends where it does harm, sgd is the better choice"
+            " compensation ends if its errors are larger than without; prefer sgd"
         )
     late = config.fleet.late
     if late.only and not late.delay:

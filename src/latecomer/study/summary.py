@@ -108,5 +108,5 @@ def _warnings(server: Server, totals: RunTotals) -> list[str]:
         return []
     return [
         f"{totals.refused} updates were refused and only {server.accepted} accepted; the last"
-        f" reason: {totals.last_loss}. Does training diverge? Try a smaller training.lr"
+        f" reason: {totals.last_failure}. Does training diverge? Try a smaller training.lr"
     ]

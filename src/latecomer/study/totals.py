@@ -35,7 +35,7 @@ class RunTotals:
     broadcasts: int = 0
     retired: int = 0
     epsilon: dict[int, float] = field(default_factory=dict)  # device -> largest reported
-    last_loss: str = ""  # why the last update was refused or dropped
+    last_failure: str = ""  # why the last update was refused or dropped
 
     def add(self, outcome: Logged) -> None:
         match outcome:
@@ -46,10 +46,10 @@ class RunTotals:
                     self.staleness_max = max(self.staleness_max, staleness)
                 self._spend(device, epsilon)
             case Refused(device=device, reason=reason, epsilon=epsilon):
-                self.refused, self.last_loss = self.refused + 1, reason
+                self.refused, self.last_failure = self.refused + 1, reason
                 self._spend(device, epsilon)
             case Dropped(reason=reason):
-                self.dropped, self.last_loss = self.dropped + 1, reason
+                self.dropped, self.last_failure = self.dropped + 1, reason
             case Compensation(gamma=gamma, seconds=seconds):
                 self.compensated += gamma > 0
                 self.compensation_seconds += seconds
@@ -71,7 +71,7 @@ class RunTotals:
             self.epsilon[device] = max(epsilon, self.epsilon.get(device, 0.0))
 
     @property
-    def losses(self) -> int:
+    def failures(self) -> int:
         """Updates that were refused, dropped or lost."""
         return self.refused + self.dropped
 

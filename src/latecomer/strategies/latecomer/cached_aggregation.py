@@ -3,7 +3,8 @@
 Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, 2021 (MIFA):
 the server caches the last delta of every device and steps by the mean of the cache, so devices that
 answer seldom count as much as those that answer often. Here a commit follows a share of the fleet
-instead of a round, and cached updates known to be outdated are renewed by surrogates.
+instead of a round, and outdated cached updates are replaced by surrogates. A *fleet pass* is the
+number of commits in which as many updates arrive as the lineage has devices.
 
 Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
 Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): the mean change of the updates that
@@ -77,12 +78,13 @@ def rms_of(delta: Tensor, coordinates: int) -> float:
 
 
 class CachedAggregation(Stateful):
-    """Merge: when `share` of the devices have arrived, commit the mean of all cached updates.
+    """Merge: after `share` * devices arrivals, commit the weighted mean of all cached updates.
 
-    w <- w + s * mean(cache), s = `server_lr` * arrivals / devices, at most 1: `server_lr` is the
-    step per fleet pass. Options:
+    w <- w + s * mean(cache), s = `server_lr` * (different devices arrived) / devices, at most 1:
+    `server_lr` is the step per fleet pass. Devices are those of the lineage that are idle, working
+    or cached. Options:
 
-    share: share of the devices whose arrival makes a commit; 0 commits at every arrival.
+    share: arrivals per commit, as a share of the devices; a device may count twice. 0: 1 arrival.
     norm_clip: cached updates are clipped to this times their median RMS (0: no clipping).
     age_discount: an update a > 1 fleet passes old has its weight multiplied by a^-age_discount.
     control_variate: share of the variance-reduced correction: 0 is MIFA, 1 is CA2FL.
@@ -91,10 +93,10 @@ class CachedAggregation(Stateful):
     projection_damping: share of the distance the model has already moved along a cached update
         since its base, which is taken off that update (0: none).
 
-    Privacy noise is not repeated: the signal part of an update counts in every commit, the noise
-    part only in the commit after its arrival, with the sum of all commits of a fleet pass. Clipped
-    by their signal share, correction and trust region do not act on noise. `surrogates` renew
-    cached updates that are older than a fleet pass.
+    Privacy noise is not repeated: the signal share of an update counts in every commit, its noise
+    share only in the commit after its arrival, times the commits of a fleet pass. Correction
+    and trust region are scaled by the median signal share, so they vanish for pure noise.
+    `surrogates` replace cached updates older than a fleet pass; these keep their age discount.
     """
 
     kept = ("_cache", "_arrived", "_replaced")
@@ -201,7 +203,7 @@ class CachedAggregation(Stateful):
         return replace(cached, weight=cached.weight * passes**-self.age_discount)
 
     def _count_members(self, lineage: str, view: ServerView) -> int:
-        """Devices of the lineage that are present or have a cached update."""
+        """Devices of the lineage that are idle, working, or have a cached update."""
         cache = self._cache[lineage]
         present = [d for devices in (view.idle, view.working) for d in devices if d not in cache]
         if len(view.store.lineages) > 1:
@@ -230,7 +232,7 @@ class CachedAggregation(Stateful):
         return len(renewed)
 
     def on_absorb(self, into: str, gone: str) -> None:
-        """Updates for another model are dropped; the devices of `gone` are cached anew."""
+        """Drop the cache of `gone`; its devices enter that of `into` with their next update."""
         for kept in (self._cache, self._arrived, self._replaced):
             kept.pop(gone, None)
 

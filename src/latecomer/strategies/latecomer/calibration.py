@@ -42,7 +42,7 @@ class LabelReport:
 
 
 class Calibration(Observer):
-    """Observer: the output bias that makes each skewed class as frequent as it is in the data.
+    """Observer: shifts the output bias so that skewed classes are predicted as often as they occur.
 
     `strength` is the share of the correction that is applied. The reports are those that
     `clustering` keeps.

@@ -1,4 +1,4 @@
-"""Mid-task push: newer models for stragglers, as long as they train on from them.
+"""Mid-task push: newer models for stragglers, while most stragglers use them.
 
 After Li et al. 2024 (EchoPFL), section 5.2, which broadcasts to a whole cluster. Most devices
 return before a broadcast could help, so only those get it whose last task took long and which have
@@ -17,9 +17,10 @@ MIN_USED = 0.5  # share of the recent answers that must be based on the pushed m
 
 
 class MidTaskPush(Observer):
-    """Observer: pushes the new head to working devices whose model is `behind` commits old.
+    """Observer: pushes the new head to working devices whose model is `behind` or more commits old.
 
-    It stops for good when fewer than half of the recent answers were based on a pushed model.
+    Pushing ends permanently when fewer than half of the last 40 answers to pushed tasks are based
+    on a pushed model.
     """
 
     kept = ("_awaited", "_used", "_active", "_lasted")
@@ -74,7 +75,9 @@ class MidTaskPush(Observer):
         self._reasons.clear()
 
     def _is_straggler(self, task: Task, lineage: str, view: ServerView) -> bool:
-        """Whether its model is old, and by its last task it is not yet in its last local epoch."""
+        """Whether its last model is `behind` commits old and, by the length of its previous task,
+        its last local epoch has not begun.
+        """
         if view.lineage_of(task.device) != lineage:
             return False
         epochs, lasts = task.spec.local_epochs, self._lasted.get(task.device, 0)

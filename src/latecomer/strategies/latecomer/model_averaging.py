@@ -1,8 +1,8 @@
 """Averaging of the deployed model over commits, where devices add privacy noise.
 
-Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992: noise moves the
-last model to and fro, and the average of the models is nearer to the optimum. With the weights of
-Shamir and Zhang 2013 (polynomial decay) early models are forgotten.
+Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992: with noise
+the models scatter around the optimum, and their average is nearer to it than the last one. The
+weights of Shamir and Zhang 2013 (polynomial decay) reduce the share of early models.
 """
 
 from collections.abc import Iterable

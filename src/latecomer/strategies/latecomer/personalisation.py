@@ -24,7 +24,7 @@ class Personalisation(Observer):
     outputs for its class prior with strength `prior_correction`. Interpolation is 0 until the error
     rates that devices report differ by more than chance. The deployed model is the averaged one
     (`averaging`) with a calibrated output bias (`calibration`). A simulation evaluates with the
-    local updates kept here; on real devices they stay on the device.
+    local updates kept here; a deployed device uses its own copy.
     """
 
     kept = ("_updates", "_examples", "_since", "_differ")

@@ -1,6 +1,6 @@
 """The default strategy: cached aggregation with staleness compensation, clusters and calibration.
 
-Each part comes from a paper and acts only where it pays:
+Parts and the papers they come from; several switch themselves on and off by measurements:
 - late updates are compensated by gradient inversion, absent devices by surrogates (FedDC);
 - every commit averages the cached updates of all devices, with variance reduction (MIFA, CA2FL);
 - devices with contradicting data get cluster models, stragglers a mid-task push (EchoPFL);
@@ -29,7 +29,7 @@ from latecomer.strategies.parts.switch_off import SwitchOff
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
-MIN_RATIO = 5.0  # times the mean staleness: later updates are compensated
+MIN_RATIO = 5.0  # an update is late if it is this many times as stale as the mean
 PASSES_BETWEEN_REVIEWS = 3.0  # uploads per member between two reviews of a cluster
 FEEDBACK_EVERY = 3  # tasks of a device between two reports
 MIN_UPLOADS = 20  # between two reviews, in small clusters
@@ -39,14 +39,16 @@ HIGH_ERROR = 0.4  # error rate on a device's own data above which its cluster do
 class Advanced(BaseModel):
     """Settings that were chosen by measurement (docs/studies/flagship.md) and seldom need a change.
 
-    wait: a device waits for a new model of its lineage before its next task.
+    wait: a device waits for a new model of its lineage before its next task, unless no device of
+        the lineage is working.
     server_lr: step per fleet pass, in units of the mean cached update.
     norm_clip: clip cached updates to this times their median RMS; 0: no clipping.
     age_discount: exponent of the discount of cached updates older than a fleet pass; 0: none.
     control_variate: share of the variance-reduced correction, 0 (MIFA) to 1 (CA2FL).
     trust_region: largest displacement per fleet pass, in median update RMS; 0: no bound.
     projection_damping: share of the movement along a cached update taken off it, 0 to 1.
-    exemption: when compensation ends, updates this many times staler are exempt; 0: none is.
+    exemption: after compensation has ended, updates at least this many times as stale as the
+        validated ones are still compensated; 0: none.
     interpolation: largest share of its last local update that a device adds to its model, 0 to 1.
     prior_correction: strength of the class-prior correction on devices, 0 to 1.
     averaging: deploy the average of the last models where most devices add privacy noise.
@@ -75,7 +77,7 @@ class Advanced(BaseModel):
 
 @recipe(
     "latecomer",
-    "compensates late updates, averages cached updates, clusters: each where it pays",
+    "averages cached updates, compensates late ones, clusters devices with different data",
     "FedDC, MIFA, CA2FL, EchoPFL, PrivaAsyncFed",
 )
 def latecomer(
@@ -91,11 +93,12 @@ def latecomer(
 ) -> Strategy:
     """Options:
 
-    share: share of the devices whose updates make a commit; 0: every update makes one.
+    share: updates per commit, as a share of the devices of a lineage; 0: every update makes one.
     clusters: largest number of cluster models; 1: one model for all.
-    compensate: replace updates that are far staler than the mean by estimates.
-    surrogates: renew the cached updates of absent late devices by estimates.
-    push: send new models to stragglers while they train.
+    compensate: replace updates at least 5 times as stale as the mean by estimates.
+    surrogates: while a late device works on a task, replace its outdated cached update by an
+        estimate; needs `compensate`.
+    push: send new models to stragglers while they train; no effect with one local epoch.
     personalise: devices adapt the model to their class prior and their last local update.
     calibrate: strength of the output-bias calibration for classes that few devices hold.
     server_gflops: speed of the server, for the virtual time of inversions; 0: they take none.
@@ -138,7 +141,7 @@ def latecomer(
 
 
 def _compensator(advanced: Advanced, gflops: float) -> InversionCompensator:
-    # Where devices wait for a new model, none is late merely by being slow.
+    # With `wait` devices start at a commit, so every stale update is late.
     return InversionCompensator(
         Effort(advanced.samples, iterations=advanced.iterations),
         switch=SwitchOff(exemption=advanced.exemption),
@@ -161,7 +164,7 @@ def _clustering(max_clusters: int) -> Clustering:
 
 
 def _fleet_pass(share: float) -> int:
-    """A fleet pass in commits, with one arrival per device."""
+    """Nominal length of a fleet pass in commits, for one lineage: 1 / share, at least 2."""
     return max(2, round(1 / share)) if share else 100
 
 

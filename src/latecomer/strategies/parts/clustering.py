@@ -46,17 +46,19 @@ class Clustering(Observer):
     """Route: an upload goes to the nearest cluster model; clusters are reviewed regularly.
 
     The first `initial` uploads seed the clusters. A device changes its cluster only if another
-    model is nearer by the factor `margin`. A device whose error exceeds the median by `gap` times,
-    and every device at every `ask`-th upload, is offered all models and takes the one with the
+    model is at most `margin` times as far. A device whose error is above (1 + `gap`) * median, and
+    every device at every `ask`-th upload, is offered all models and takes the one with the
     least loss.
 
-    A cluster is reviewed after `every` uploads. It is split if the worst fifth of its members has
-    an error `gap` times above the median, or if its median error stays above `need`: the device
-    with the largest error seeds a new cluster, which devices with high errors are offered. A seed
-    device that stays alone returns. With more than `max_clusters` the closest two are merged.
+    A cluster is reviewed after `every` uploads. It is split if the errors of the worst fifth of its
+    members exceed both `need` and (1 + `gap`) times the median, or if its median error stays above
+    `need`: the device with the largest error seeds a new cluster, offered to devices with high
+    errors. A cluster that only its seed device uses is closed again. With more than `max_clusters`
+    the closest two are merged.
 
-    Past the paper, for fleets that one model may serve well: with `passes` > 0 a cluster is
-    reviewed after that many uploads per member, split only when its error no longer falls, only
+    Not in the paper, for fleets that one model may serve well: with `passes` > 0 a cluster is
+    reviewed after `every` uploads and that many per member, split only when its error no longer
+    falls, only
     devices above `need` are offered other models, and errors of devices with a sub-model are
     ignored. Devices report feedback in every `feedback_every`-th task. With `partial` a new cluster
     first trains its output layer alone.
@@ -87,7 +89,7 @@ class Clustering(Observer):
         self._members: dict[int, MemberState] = {}
         self._clusters: dict[str, ClusterState] = {}
         self._seeds: dict[int, str] = {}  # device -> the cluster that its next upload starts
-        self._merging: tuple[str, str] | None = None  # waits for a direction
+        self._merging: tuple[str, str] | None = None  # pair to merge, once `_direction` is known
         self._direction: Tensor | None = None
         self._median_error = math.inf  # over all devices
 
@@ -108,7 +110,7 @@ class Clustering(Observer):
         metrics = contribution.update.metrics
         member.uploads += 1
         if self.feedback_every > 1 and self.measure not in metrics:
-            return  # it reported nothing
+            return  # no feedback in this update
         member.error = float(metrics.get(self.measure, math.nan))
         if self.passes:
             member.error = self._smallest_recent(member, contribution)
@@ -250,12 +252,12 @@ class Clustering(Observer):
         return merges >= self.passes * here
 
     def _drop_lost_seeds(self, view: ServerView) -> None:
-        """Give up clusters whose seed device has left before it started them."""
+        """Remove planned clusters whose seed device is no longer present."""
         for device in [d for d in self._seeds if not _is_present(d, view)]:
             del self._clusters[self._seeds.pop(device)]
 
     def _is_deserted(self, name: str, here: Sequence[int]) -> bool:
-        """Whether it has no devices, or its seed device is alone after all were offered it."""
+        """Whether it has no devices, or only its seed device after 2 * SEED_UPLOADS uploads."""
         cluster = self._clusters[name]
         if name == MAIN or len(here) > 1:
             return False
@@ -266,7 +268,7 @@ class Clustering(Observer):
     def _split_if_needed(
         self, name: str, cluster: ClusterState, here: Sequence[int], inhabited: int
     ) -> None:
-        """Let the device with the largest error seed a new cluster, if the cluster needs it."""
+        """Plan a new cluster, seeded by the device with the largest error, if a split is due."""
         known = sorted((m.error, d) for d in here if (m := self._members[d]).error >= 0)
         if len(known) < MIN_MEMBERS:
             return
@@ -353,7 +355,7 @@ class Clustering(Observer):
         return found
 
     def errors(self, devices: Iterable[int]) -> dict[int, float]:
-        """Device -> the error rate it last reported."""
+        """Device -> the error rate it last reported; only with `passes`, and without sub-models."""
         recent = {d: m.recent_errors for d in devices if (m := self._members.get(d))}
         return {d: last[-1] for d, last in recent.items() if last and 0 <= last[-1] <= 1}
 

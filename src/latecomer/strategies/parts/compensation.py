@@ -1,6 +1,7 @@
 """The *compensate* slot of FedDC: late updates are replaced by estimates for the present model.
 
-An update that is late, unique and not exempt by the switch is inverted: examples are found whose
+An update that is late, unique and of a staleness for which compensation has not ended is inverted:
+examples are found whose
 local training reproduces it. Training the present head on these examples gives the estimate. Where
 the device's earlier examples reproduce the update too, they are used again without an inversion;
 otherwise the inversion takes server time (`Later`).
@@ -143,9 +144,11 @@ class InversionCompensator(Observer):
         if last is not None and last.delta.numel() == contribution.delta.numel():
             self.last[contribution.task.device] = replace(
                 last,
+                num_examples=contribution.update.num_examples,
                 base=contribution.base,
                 delta=contribution.delta,
                 staleness=contribution.staleness,
+                noise_std=contribution.update.noise_std,
             )
 
     def _is_invertible(self, model: FlatModel) -> bool:
@@ -158,10 +161,13 @@ class InversionCompensator(Observer):
         """Whether privacy noise makes up most of the update, so that inversion would fit noise."""
         delta, noise = contribution.delta, contribution.update.noise_std
         if not noise:
-            return False
+            # With Adam the noise of a private update is unknown: it counts as mostly noise.
+            if contribution.update.epsilon:
+                self._warn_once("the privacy noise in updates is unknown: they are not compensated")
+            return bool(contribution.update.epsilon)
         noisy = noise**2 * delta.numel() > MAX_NOISE_SHARE * delta.square().sum().item()
         if noisy:
-            self._warn_once("updates are mostly privacy noise: none is compensated")
+            self._warn_once("some updates are mostly privacy noise: these are not compensated")
         return noisy
 
     def _warn_once(self, reason: str) -> None:
@@ -170,7 +176,10 @@ class InversionCompensator(Observer):
             self._notes.append(switch_note(reason, 0, MAIN))
 
     def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
-        """Whether it is late; with `min_ratio` only after two updates per device on average."""
+        """Whether it is late; if not, it enters the mean staleness.
+
+        With `min_ratio`, none is late before two updates per device have arrived on average.
+        """
         staleness = contribution.staleness
         late = staleness >= self.min_staleness
         if self.min_ratio:

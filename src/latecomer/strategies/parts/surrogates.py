@@ -1,4 +1,4 @@
-"""Surrogate updates: estimates for late devices that are away while an epoch or commit closes.
+"""Surrogate updates: estimates for late devices that still work on a task when a commit is made.
 
 Past the papers, which only compensate updates that arrive. The server has examples that reproduce
 the device's last update; trained on the current model, they give the update the device would be
@@ -19,27 +19,30 @@ from latecomer.device.flat import FlatModel
 from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.inversion import grouped, replay_each
 
-# A device away for more than this many times its last staleness may never come back.
+# A task open for more than this many times the device's last staleness gets no surrogate.
 MAX_ABSENCE = 2
 
 
 @dataclass(frozen=True)
 class SurrogateUpdates:
-    """Makes contributions for devices at work that have no update in the commit being made.
+    """Makes contributions for late devices that work on a task and have no recent update.
 
     By the device's last validation, the nearest of three is used: the replayed estimate, its last
-    delta, or none. Where compensation has been switched off, the last delta takes over as the
-    share of the estimate falls to 0.
+    delta, or 0 (no contribution). Where compensation has ended, the last delta replaces the
+    estimate as the share gamma falls to 0.
     """
 
     compensator: InversionCompensator
     weigh: Weigh
 
     def __call__(
-        self, lineage: str, present: Iterable[int], view: ServerView
+        self, lineage: str, with_update: Iterable[int], view: ServerView
     ) -> list[Contribution]:
-        """One weighed contribution for each known device at work that is not `present`."""
-        here = set(present)
+        """One weighed contribution per working device with a `LastUpdate`.
+
+        `with_update` are the devices whose own update is used.
+        """
+        here = set(with_update)
         tasks = [
             view.open_tasks[view.working[device]]
             for device in self.compensator.last

@@ -51,7 +51,10 @@ class EstimateValidation(Observer):
         self._notes: list[Note] = []
 
     def keep(self, contribution: Contribution, estimate: Estimate, version: int, now: int) -> None:
-        """`estimate` was used at `version` in place of the contribution's stale delta."""
+        """Store an estimate used at `version` in place of the contribution's stale delta.
+
+        At most `MAX_PENDING` per device, spread over its staleness; others are not validated.
+        """
         pending = self._pending.setdefault(contribution.task.device, [])
         staleness = contribution.staleness
         apart = max(1, staleness // MAX_PENDING)
