@@ -87,7 +87,7 @@ def test_width_reaches_a_callable_that_takes_it(nets: str) -> None:
         ("_bad:Net", "no_such_thing_at_all"),
     ],
 )
-def test_what_can_go_wrong_is_said_in_one_line(nets: str, suffix: str, words: str) -> None:
+def test_errors_are_one_line(nets: str, suffix: str, words: str) -> None:
     with pytest.raises(BadInput) as caught:
         build_model(nets + suffix, (4,), 3)
     assert words in str(caught.value)

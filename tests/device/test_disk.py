@@ -1,11 +1,13 @@
-"""What a device keeps survives it, whole or not at all."""
+"""The state folder of a device is read back whole, or refused."""
 
+import json
 import stat
 
 import pytest
 import torch
+from safetensors.torch import save
 
-from latecomer.device.disk import DeviceDisk, DeviceState
+from latecomer.device.disk import DeviceDisk, DeviceState, replace_file
 from latecomer.errors import BadInput
 
 
@@ -33,7 +35,7 @@ def test_the_secret_is_drawn_once_and_differs_between_devices(tmp_path):
     assert len(one.secret()) == 32
 
 
-def test_nobody_else_may_read_it(tmp_path):
+def test_the_files_are_readable_by_the_owner_only(tmp_path):
     disk = DeviceDisk(tmp_path / "d")
     disk.secret()
     disk.save(DeviceState(1))
@@ -43,7 +45,7 @@ def test_nobody_else_may_read_it(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", b"\x05\x00\x00\x00\x00\x00\x00\x00{}"])
 def test_a_damaged_state_is_not_taken_for_a_new_device(tmp_path, content):
-    """That would forget what has been spent of its privacy."""
+    """A new state would have an empty privacy ledger."""
     disk = DeviceDisk(tmp_path)
     (tmp_path / "state.safetensors").write_bytes(content)
     with pytest.raises(BadInput, match="damaged"):
@@ -61,3 +63,14 @@ def test_half_a_write_leaves_the_old_state(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         disk.save(DeviceState(2))
     assert disk.load().started == 1
+
+
+def test_a_state_of_an_earlier_format_is_refused_in_one_line(tmp_path):
+    disk = DeviceDisk(tmp_path)
+    replace_file(tmp_path / "state.safetensors", save({"delta": torch.ones(1)}, {"kept": "{}"}))
+    with pytest.raises(BadInput, match=r"an earlier version, this one reads 2; .*privacy ledger"):
+        disk.load()
+    document = {"state": json.dumps({"format": 3})}
+    replace_file(tmp_path / "state.safetensors", save({"delta": torch.ones(1)}, document))
+    with pytest.raises(BadInput, match="format 3, this version reads 2"):
+        disk.load()

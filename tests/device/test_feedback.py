@@ -1,4 +1,4 @@
-"""What a device tells of a model: numbers worked out by hand."""
+"""Feedback metrics of an update, worked out by hand."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_large_data_are_looked_at_in_parts(monkeypatch):
     assert feedback(MIRROR, SAME, x, y) == pytest.approx(whole)
 
 
-# On a device: it judges models by examples that it does not train on.
+# On a device: feedback is computed on validation examples, which it does not train on.
 
 SPEC = TrainSpec(local_epochs=2, batch_size=4, lr=0.5, feedback=True)
 
@@ -103,7 +103,7 @@ def test_with_fewer_than_five_all_examples_serve_both():
     assert sorted(trained.tolist()) == sorted(held.tolist()) == [0, 1, 2, 3]
 
 
-def test_the_judgement_is_of_the_held_back_examples_and_the_delta_of_the_others():
+def test_feedback_is_of_the_validation_examples_and_the_delta_of_the_others():
     one = client()
     _, held = one.train_validation_split(20)
     update = one.perform(task())
@@ -129,7 +129,7 @@ def test_looking_costs_a_third_of_training():
     assert client().examples(asked) == pytest.approx(2 * 16 + 3 * 4 / 3)
 
 
-def test_the_loss_of_every_offered_model_is_told():
+def test_the_loss_of_every_offered_model_is_sent():
     worse = Offer("other", 1, -SAME)
     update = client().perform(task(offers=(worse,)))
     x, y = client().validation_data(task())
@@ -140,11 +140,11 @@ def test_the_loss_of_every_offered_model_is_told():
     assert update.choice == losses.index(min(losses))
 
 
-def test_no_loss_is_told_where_there_is_no_choice():
+def test_no_loss_is_sent_without_offers():
     assert not any(name.startswith("loss") for name in client().perform(task()).metrics)
 
 
-def test_a_private_device_judges_nothing_and_takes_no_newer_model():
+def test_a_private_device_sends_no_feedback_and_takes_no_newer_model():
     privacy = Privacy("gaussian", per_release_multiplier(1.0, 1e-5), clip=1.0, delta=1e-5)
     better = Offer("other", 1, 5 * SAME)
     asked = task(offers=(better,), broadcasts=(Offer(MAIN, 2, 2 * SAME),))
@@ -156,8 +156,8 @@ def test_a_private_device_judges_nothing_and_takes_no_newer_model():
     assert client(privacy=privacy).examples(asked) == 2 * 20
 
 
-def test_while_data_grow_nobody_changes_sides():
-    """What was trained on is never judged by, and the other way round."""
+def test_while_data_grow_no_example_changes_its_part():
+    """A training example never becomes a validation example, or the reverse."""
     device = client(50)
     kept, held = (set(part.tolist()) for part in device.train_validation_split(50))
     for n in (50, 33, 12, 7):
@@ -168,7 +168,7 @@ def test_while_data_grow_nobody_changes_sides():
         assert some | others == set(range(n))
 
 
-def test_a_device_of_one_class_is_not_badly_served_by_a_model_that_doubts():
+def test_the_error_is_after_the_label_shift_correction():
     x, y = rows([0.4, 0.5, 0.1]).repeat(8, 1), torch.zeros(8, dtype=torch.int64)
     plain, corrected = (feedback(MIRROR, SAME, x, y, factor) for factor in (0.0, 1.0))
     assert (plain["error"], corrected["error"]) == (1.0, 0.0)

@@ -34,7 +34,7 @@ def alone(release: Release, count: int = 1, delta: float = DELTA, accountant="pl
         ("rdp", 200, 17.2, 0.05),
     ],
 )
-def test_what_nominal_epsilon_1_truly_is(
+def test_composed_epsilon_of_releases_of_nominal_epsilon_1(
     accountant: str, releases: int, epsilon: float, tolerance: float
 ) -> None:
     ledger = Ledger()
@@ -57,7 +57,7 @@ def directly(event: dp.DpEvent, accountant: str, delta: float = DELTA) -> float:
         (SAMPLED, dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(1.2))),
     ],
 )
-def test_k_releases_cost_what_the_chosen_accountant_says(
+def test_epsilon_of_k_releases_is_that_of_the_chosen_accountant(
     release: Release, event: dp.DpEvent, accountant: str
 ) -> None:
     """Epsilon by PLD may be above dp_accounting's by its coarser discretisation: at most 0.1%."""
@@ -103,7 +103,7 @@ HISTORY = [(Release("gaussian", 4.0), 7), (Release("gaussian", 2.0), 1), (SAMPLE
 LAPLACE = (Release("laplace", 3.0), 2)
 
 
-def test_a_mixed_history_costs_what_dp_accounting_says() -> None:
+def test_epsilon_of_a_mixed_history_is_that_of_dp_accounting() -> None:
     events = [*GAUSSIANS, dp.SelfComposedDpEvent(dp.LaplaceDpEvent(3.0), 2)]
     ledger = Ledger([*HISTORY, LAPLACE])
     by_rdp = RdpAccountant().compose(dp.ComposedDpEvent(events)).get_epsilon(DELTA)
@@ -117,7 +117,7 @@ def test_a_mixed_history_costs_what_dp_accounting_says() -> None:
     assert found < by_rdp
 
 
-def test_gaussian_noise_costs_what_the_closed_form_says() -> None:
+def test_epsilon_of_gaussian_noise_by_the_closed_form() -> None:
     z = 1.7
     epsilon = alone(Release("gaussian", z))
     cdf = NormalDist().cdf
@@ -135,14 +135,14 @@ def test_the_sensitivity_is_not_doubled_again() -> None:
     assert by_doubling == pytest.approx(alone(Release("gaussian", 2.0)), rel=1e-4)
 
 
-def test_laplace_noise_costs_what_the_closed_form_says() -> None:
+def test_epsilon_of_laplace_noise_by_the_closed_form() -> None:
     exact = 0.5 + 2 * log1p(-0.01)
     assert exact <= alone(Release("laplace", 2.0), delta=0.01) <= exact * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sampling_amplifies_as_the_theorem_says(kind: str, rate: float) -> None:
+def test_sampling_amplifies_by_the_theorem(kind: str, rate: float) -> None:
     """One release of (e, d) is of (log(1 + q(e^e - 1)), q d). Balle et al. 2018, Theorem 8."""
     whole = alone(Release(kind, 1.0), delta=1e-4)
     sampled = alone(Release(kind, 1.0, rate), delta=rate * 1e-4)
@@ -165,14 +165,16 @@ def test_nothing_released_is_nothing_spent() -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_noise_is_no_privacy_and_endless_noise_is_free(kind: str, accountant: str) -> None:
+def test_epsilon_without_noise_is_infinite_and_with_infinite_noise_zero(
+    kind: str, accountant: str
+) -> None:
     free = Ledger([(Release(kind, inf), 5)])
     assert free.epsilon(DELTA, accountant) == 0.0
     free.charge(Release(kind, 0.0))
     assert free.epsilon(DELTA, accountant) == inf
 
 
-def test_asking_changes_nothing() -> None:
+def test_would_spend_does_not_change_the_ledger() -> None:
     ledger = Ledger(HISTORY)
     asked = ledger.would_spend(SAMPLED, 5, DELTA, "rdp")
     assert ledger.history == Ledger(HISTORY).history
@@ -192,7 +194,7 @@ def test_devices_that_released_the_same_are_accounted_once() -> None:
     assert composed_epsilon.cache_info().misses == before
 
 
-def test_what_has_left_cannot_be_taken_back() -> None:
+def test_a_negative_count_is_refused() -> None:
     with pytest.raises(ValueError, match="taken back"):
         Ledger().charge(SAMPLED, -1)
 
@@ -318,7 +320,7 @@ def test_epsilon_without_end_needs_no_noise() -> None:
     assert multiplier_for(inf, DELTA, "gaussian", 1.0, 10, "pld") == 0.0
 
 
-def test_what_rdp_cannot_do_is_said() -> None:
+def test_rdp_refuses_sampled_laplace_noise() -> None:
     with pytest.raises(BadInput, match="use accountant = 'pld'"):
         alone(Release("laplace", 1.0, 0.5), accountant="rdp")
 

@@ -33,7 +33,7 @@ def test_the_mix_of_gradients_by_hand() -> None:
     assert values(balanced(torch.tensor([-2.0]), spec, memory)) == [-0.75]  # 4 - 6 + 3.5 = 1.5
 
 
-def test_the_mix_knows_that_the_learning_rate_has_changed() -> None:
+def test_balancing_follows_a_changed_learning_rate() -> None:
     """What is kept are gradients: the second task takes steps twice as long."""
     spec, memory = TrainSpec(lr=0.5, balance=0.5), DeviceMemory()
     balanced(torch.tensor([-1.0]), spec, memory)
@@ -61,7 +61,7 @@ def test_little_change_beside_the_movement_stays_unsent() -> None:
     assert sent([2.0, 1.0], [2.0, 0.0]) is None  # nothing has changed at all
 
 
-def test_what_stayed_unsent_is_carried_on() -> None:
+def test_an_unsent_delta_is_added_to_the_next() -> None:
     spec, memory = TrainSpec(lazy=1.0, accumulate_residual=True), DeviceMemory()
 
     def sent(delta: float, params: float) -> torch.Tensor | None:
@@ -118,7 +118,7 @@ def test_a_plain_task_leaves_the_memory_alone() -> None:
     assert not SPEC.needs_memory
 
 
-def test_a_silent_device_still_tells_its_number_of_examples() -> None:
+def test_an_empty_update_has_the_number_of_examples() -> None:
     client, memory = Client(2, MODEL, X, Y, seed=5), DeviceMemory()
     spec = replace(SPEC, lazy=1e9)
     client.perform(task(0, spec), memory)

@@ -58,7 +58,7 @@ def test_a_channel_is_left_of_every_layer():
 
 @pytest.mark.parametrize(("name", "shape", "widths"), [ZOO[0], ZOO[1], ZOO[2]])
 def test_a_narrow_network_is_the_whole_one_without_the_other_channels(name, shape, widths):
-    """Whatever the others compute, nobody listens: their outgoing weights are zero."""
+    """The other channels have no effect: their outgoing weights are zero."""
     networks = build_networks(name, shape, 3, (64, 32), widths)
     x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(2))
     vector = networks.whole.init(3)

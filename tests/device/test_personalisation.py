@@ -1,4 +1,4 @@
-"""What a device makes of a model for itself, by hand."""
+"""Label-shift correction and interpolation with the last update, by hand."""
 
 import math
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_a_mix_like_any_other_by_chance_changes_next_to_nothing():
     assert prior_shift(labels, 10).abs().max() < 0.05
 
 
-def test_a_class_that_a_model_never_says_gains_a_bounded_lot():
+def test_the_correction_of_a_class_that_the_model_never_predicts_is_bounded():
     offset = prior_shift(torch.ones(5, dtype=torch.int64), 2, torch.tensor([1.0, 0.0]))
     assert offset.isfinite().all()
     assert offset[1] > offset[0]
@@ -99,24 +99,24 @@ def to(goal):
         (0.5, 1.4, [1.5, 1.75]),
     ],
 )
-def test_as_much_of_the_own_change_is_kept_as_serves_the_device(keep, goal, found):
+def test_the_share_of_the_update_with_the_fewest_errors_is_added(keep, goal, found):
     params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
     assert interpolated(params, change, keep, to(goal)).tolist() == found
 
 
-def test_what_serves_it_no_better_is_not_kept():
+def test_an_update_without_fewer_errors_is_left_out():
     params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
     assert interpolated(params, change, 1.0, lambda params: 3) is params
 
 
-def test_without_a_change_the_model_is_as_it_was_sent():
+def test_without_an_update_of_this_size_the_parameters_are_returned():
     params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
     assert interpolated(params, change, 0.0, to(9.0)) is params
     assert interpolated(params, None, 0.5, to(9.0)) is params
     assert interpolated(params, torch.ones(1), 0.5, to(9.0)) is params  # of a narrower network
 
 
-def test_errors_are_of_the_own_examples_with_the_own_offset():
+def test_errors_are_counted_with_the_output_bias():
     x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.2, 0.0]]), torch.tensor([0, 1, 1])
     assert training_errors(torch.mul, x, y, NONE)(torch.ones(1)) == 1
     assert training_errors(torch.mul, x, y, torch.tensor([0.0, 0.5]))(torch.ones(1)) == 0
@@ -124,7 +124,7 @@ def test_errors_are_of_the_own_examples_with_the_own_offset():
     assert training_errors(torch.mul, x[:0], y[:0], NONE)(torch.ones(1)) == 0
 
 
-def test_a_device_with_many_examples_tries_some_of_them():
+def test_errors_are_counted_on_a_fixed_subsample():
     asked = []
 
     def logits(params, x):

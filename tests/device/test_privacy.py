@@ -350,7 +350,7 @@ def test_no_budget_is_no_bound() -> None:
     assert not replace(GAUSSIAN, budget=1e9).may_release(ledger, 10, SPEC)
 
 
-def test_no_noise_is_told_as_a_number() -> None:
+def test_an_infinite_epsilon_is_sent_as_a_number() -> None:
     ledger = Ledger([(Release("gaussian", 0.0), 1)])
     assert GAUSSIAN.epsilon(ledger) == 1e9
     assert GAUSSIAN.epsilon(Ledger()) == 0.0

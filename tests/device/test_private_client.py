@@ -72,7 +72,7 @@ def test_the_same_task_gives_the_same_update(privacy: Privacy) -> None:
 
 
 def test_noise_and_batches_are_drawn_apart() -> None:
-    """Whoever guesses the order of a task's examples knows nothing of its noise."""
+    """The order of a task's examples gives no information about its noise."""
     streams = {rng(5, 2, 3).initial_seed() for rng in (noise_rng, task_rng)}
     assert len(streams) == 2
 
@@ -95,7 +95,7 @@ def test_what_leaves_is_the_clipped_update_with_noise() -> None:
 
 
 @every_kind
-def test_the_server_is_told_how_large_the_noise_is(privacy: Privacy) -> None:
+def test_the_update_has_the_standard_deviation_of_its_noise(privacy: Privacy) -> None:
     spec = replace(SPEC, momentum=0.0)
     update = device(privacy).perform(task(0, spec))
     # 2 passes in batches of 4, 4 and 2; a step's noise is 2 C / b, an update's 2 C.

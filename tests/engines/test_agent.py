@@ -1,4 +1,4 @@
-"""The device's end: what it answers, what it keeps, and what it never does twice."""
+"""The agent of a device: its answers, its stored state, and what it never does twice."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_it_trains_as_the_same_client_does(tmp_path):
 
 
 @pytest.mark.parametrize("until", [0, 1])  # at once, or in parts
-def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, until):
+def test_the_deployed_model_follows_the_serving_settings_of_the_task(tmp_path, until):
     agent = an_agent(tmp_path)
     task = a_task(spec=replace(SPEC, local_epochs=2))
     use = ServingSettings(0.5, 1.0, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
@@ -70,7 +70,7 @@ def test_between_tasks_it_uses_what_it_was_sent_as_the_server_says(tmp_path, unt
     assert an_agent(tmp_path).load_deployed_model().settings == ServingSettings()
 
 
-def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
+def test_class_prior_and_output_bias_are_not_used_with_an_offered_model(tmp_path):
     x, y = data()
     good = a_task().params
     for _ in range(30):
@@ -86,7 +86,7 @@ def test_of_a_model_it_was_offered_it_knows_nothing_more(tmp_path):
     assert torch.equal(own.params, good)
 
 
-def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monkeypatch):
+def test_an_answer_is_sent_even_if_the_model_cannot_be_stored(tmp_path, monkeypatch):
     def full(*given):
         raise OSError("no space left")
 
@@ -96,7 +96,7 @@ def test_an_answer_is_not_lost_with_the_model_that_cannot_be_kept(tmp_path, monk
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path, optimizer):
+def test_a_noised_update_is_not_interpolated_with(tmp_path, optimizer):
     agent = an_agent(tmp_path, PRIVATE)
     spec = replace(SPEC, optimizer=optimizer)
     agent.answer(
@@ -105,7 +105,7 @@ def test_what_noise_was_added_to_is_no_change_to_go_by(tmp_path, optimizer):
     assert torch.equal(agent.load_deployed_model().params, a_task().params)
 
 
-def test_it_is_known_again_after_a_restart_by_a_key_that_is_not_its_secret(tmp_path):
+def test_a_device_has_the_same_key_after_a_restart_which_is_not_its_secret(tmp_path):
     one, two = (decode_introduction(an_agent(tmp_path).introduce()) for _ in range(2))
     assert one == two
     assert one.name == "kitchen"
@@ -130,7 +130,7 @@ def test_noise_is_never_used_twice_even_if_the_server_counts_anew(tmp_path):
     assert not torch.allclose(one, two, atol=1.0)
 
 
-def test_noise_is_the_devices_own(tmp_path):
+def test_two_devices_draw_different_noise(tmp_path):
     privacy = replace(PRIVATE, where="update", multiplier=1e3)
     one, two = (asked(an_agent(tmp_path / str(i), privacy)).delta for i in range(2))
     assert not torch.allclose(one, two, atol=1.0)

@@ -1,4 +1,4 @@
-"""A task in parts on a device: the very numbers of the whole, whatever happens in between."""
+"""A task trained in parts on a device gives bit for bit the update of the whole."""
 
 from dataclasses import replace
 
@@ -52,23 +52,23 @@ class InParts:
     def __init__(self, folder, privacy=None, model=MODEL, width=1.0):
         self.folder, self.privacy, self.model, self.width = folder, privacy, model, width
 
-    def asks(self, parcel):
+    def receive(self, payload):
         agent = Agent("kitchen", self.model, data, self.folder, self.privacy, self.width)
         self.client = Client(0, self.model, *data(), agent.seed, self.privacy)
-        return agent.answer(parcel)
+        return agent.answer(payload)
 
     def whole(self, task, news=()):
         """Start, and one message for each pass; `news` are (passes, number, model)."""
-        parcel, names = self.asks(encode_task(task, "k", "r", until=1)), {}
-        while (progress := decode_progress(parcel, "k")) is not None:
+        payload, names = self.receive(encode_task(task, "k", "r", until=1)), {}
+        while (progress := decode_progress(payload, "k")) is not None:
             due = [each for each in news if each[0] == progress.passes]
             order = ResumeOrder("k", progress.passes + 1)
             if due:
                 _, number, newer = due[0]
                 names[number] = f"s-{number}"
                 order = replace(order, number=number, name=names[number], newer=newer)
-            parcel = self.asks(encode_resume(order))
-        return decode_update(parcel, task, "k", names)
+            payload = self.receive(encode_resume(order))
+        return decode_update(payload, task, "k", names)
 
 
 def same(one, other):
@@ -110,7 +110,7 @@ def test_with_newer_models_they_are_those_of_the_simulation(tmp_path, program):
 
 
 @pytest.mark.parametrize("better", [0, 1])
-def test_news_of_a_branch_that_it_has_left_is_not_taken_up(tmp_path, better):
+def test_a_broadcast_of_another_lineage_than_the_chosen_offer_is_ignored(tmp_path, better):
     """With models to choose from; a broadcast is for the lineage of one of them."""
     device, newer = InParts(tmp_path), MODEL.init(3)
     trained = device.whole(a_task())
@@ -119,8 +119,8 @@ def test_news_of_a_branch_that_it_has_left_is_not_taken_up(tmp_path, better):
     models = [MODEL.init(1), good] if better else [good, MODEL.init(1)]
     task = a_task(params=models[0], offers=(Offer("b", 1, models[1]),))
     got = device.whole(task, [(1, 2, newer)])
-    told = replace(task, broadcasts=(Offer("main", 2, newer),))
-    same(got, device.client.perform(told, rebases=((1, 2),)))
+    sent = replace(task, broadcasts=(Offer("main", 2, newer),))
+    same(got, device.client.perform(sent, rebases=((1, 2),)))
     assert got.choice == (1 if better else 2)
 
 
@@ -135,10 +135,10 @@ def test_a_narrow_device_does_its_parts_of_a_sub_model(tmp_path):
 def test_what_comes_again_is_not_done_again(tmp_path):
     device, task = InParts(tmp_path), a_task()
     start, second = encode_task(task, "k", "r", until=1), encode_resume(ResumeOrder("k", 2))
-    for parcel, passes in ((start, 1), (start, 1), (second, 2), (second, 2), (start, 2)):
-        assert decode_progress(device.asks(parcel), "k").passes == passes
+    for payload, passes in ((start, 1), (start, 1), (second, 2), (second, 2), (start, 2)):
+        assert decode_progress(device.receive(payload), "k").passes == passes
     last = encode_resume(ResumeOrder("k", 4))
-    answers = [decode_update(device.asks(p), task, "k") for p in (last, last, second, start)]
+    answers = [decode_update(device.receive(p), task, "k") for p in (last, last, second, start)]
     for each in answers:
         same(each, answers[0])
     same(answers[0], device.client.perform(task))
@@ -147,12 +147,12 @@ def test_what_comes_again_is_not_done_again(tmp_path):
 
 def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):
     device, task = InParts(tmp_path), a_task()
-    device.asks(encode_task(task, "k", "r", until=1))
-    device.asks(encode_resume(ResumeOrder("k", 2, 1, "s-1", 0, MODEL.init(2))))
-    told = decode_progress(device.asks(encode_task(task, "k", "r", until=1)), "k")
-    assert (told.passes, told.number, told.name) == (2, 1, "s-1")
+    device.receive(encode_task(task, "k", "r", until=1))
+    device.receive(encode_resume(ResumeOrder("k", 2, 1, "s-1", 0, MODEL.init(2))))
+    found = decode_progress(device.receive(encode_task(task, "k", "r", until=1)), "k")
+    assert (found.passes, found.number, found.name) == (2, 1, "s-1")
     for _ in range(2):
-        answer = device.asks(encode_resume(ResumeOrder("k", 4)))
+        answer = device.receive(encode_resume(ResumeOrder("k", 4)))
         broadcasts = replace(task, broadcasts=(Offer("main", 1, MODEL.init(2)),))
         assert decode_update(answer, broadcasts, "k", {1: "s-1"}).choice == 1
         with pytest.raises(InvalidPayload, match="has not sent"):
@@ -161,11 +161,11 @@ def test_a_newer_model_that_was_taken_up_is_named_when_asked_again(tmp_path):
 
 def test_a_new_task_takes_the_place_of_an_unfinished_one(tmp_path):
     device, task = InParts(tmp_path), a_task()
-    device.asks(encode_task(task, "old", "r", until=1))
+    device.receive(encode_task(task, "old", "r", until=1))
     got = device.whole(task)
     same(got, device.client.perform(replace(task, number=1)))
     with pytest.raises(InvalidPayload, match="not in the middle"):
-        device.asks(encode_resume(ResumeOrder("old", 2)))
+        device.receive(encode_resume(ResumeOrder("old", 2)))
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,21 @@ def test_a_new_task_takes_the_place_of_an_unfinished_one(tmp_path):
 )
 def test_what_does_not_fit_is_refused(tmp_path, order):
     device = InParts(tmp_path)
-    device.asks(encode_task(a_task(), "k", "r", until=1))
+    device.receive(encode_task(a_task(), "k", "r", until=1))
     with pytest.raises(InvalidPayload):
-        device.asks(encode_resume(order))
+        device.receive(encode_resume(order))
 
 
 @pytest.mark.parametrize("spec", [SPEC, replace(SPEC, balance=0.5), replace(SPEC, lazy=0.5)])
 def test_devices_with_a_memory_do_it_all_at_once(tmp_path, spec):
-    """What they keep of a task, or have spent on it, cannot be taken back."""
+    """Memory that a task has changed, and what it has spent, cannot be undone."""
     device = InParts(tmp_path, PRIVATE if spec is SPEC else None)
-    answer = device.asks(encode_task(a_task(spec), "k", "r", until=1))
+    answer = device.receive(encode_task(a_task(spec), "k", "r", until=1))
     assert decode_progress(answer, "k") is None
     assert decode_update(answer, a_task(spec), "k").num_examples == 10
 
 
 def test_a_task_of_one_pass_is_not_divided(tmp_path):
     task = a_task(replace(SPEC, local_epochs=1))
-    answer = InParts(tmp_path).asks(encode_task(task, "k", "r", until=1))
+    answer = InParts(tmp_path).receive(encode_task(task, "k", "r", until=1))
     assert decode_update(answer, task, "k").delta is not None

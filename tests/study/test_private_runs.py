@@ -1,4 +1,4 @@
-"""Runs under local differential privacy: ledgers, budgets, and who may take part."""
+"""Runs under local differential privacy: ledgers, budgets, and strategies that are refused."""
 
 import json
 from collections import Counter
@@ -52,7 +52,7 @@ def private(start: Start) -> Run:
     return start("strategy.name=privaasyncfed", "fleet.profile=tiers", *PRIVATE)
 
 
-def test_arrivals_tell_what_their_device_has_spent(private: Run) -> None:
+def test_arrivals_have_the_epsilon_of_their_device(private: Run) -> None:
     folder, summary = private
     released: Counter[int] = Counter()
     for line in events(folder, "arrival"):
@@ -74,7 +74,7 @@ def test_it_is_another_model_than_without(private: Run, start: Start) -> None:
     assert open_["epsilon"] is None
     assert open_["bytes"] == private[1]["bytes"]
     assert "no noise is added" in " ".join(open_["notes"])
-    assert not any("noised" in note for note in private[1]["notes"])
+    assert not any("no noise" in note for note in private[1]["notes"])
 
 
 @pytest.mark.parametrize(("accountant", "expected"), [("pld", 5.98), ("rdp", 6.44)])
@@ -135,7 +135,7 @@ def exhausted(start: Start) -> Run:
     return start(*FOUR, "fleet.profile=tiers")
 
 
-def test_a_run_whose_budgets_are_spent_ends_and_says_so(exhausted: Run) -> None:
+def test_a_run_whose_budgets_are_spent_ends_with_that_reason(exhausted: Run) -> None:
     folder, summary = exhausted
     assert summary["ended_by"] == "all devices have spent their privacy budgets"
     assert summary["updates"] == 40
@@ -147,7 +147,7 @@ def test_a_run_whose_budgets_are_spent_ends_and_says_so(exhausted: Run) -> None:
     assert set(Counter(line["device"] for line in events(folder, "arrival")).values()) == {4}
 
 
-def test_a_device_says_why_it_retires(exhausted: Run) -> None:
+def test_a_retire_event_has_its_reason(exhausted: Run) -> None:
     folder, _ = exhausted
     retired = events(folder, "retire")
     assert sorted(line["device"] for line in retired) == list(range(10))
@@ -162,14 +162,14 @@ def test_a_device_says_why_it_retires(exhausted: Run) -> None:
     "name",
     ["fedavg", "fedbuff", "semi-async", "feddc", "asyn-tiers", "safa", "fedsea", "clusterfl"],
 )
-def test_every_kind_of_strategy_ends_when_nobody_is_left(start: Start, name: str) -> None:
+def test_every_kind_of_strategy_ends_when_no_device_is_left(start: Start, name: str) -> None:
     folder, summary = start(f"strategy.name={name}", *FOUR, "fleet.profile=tiers")
     assert summary["ended_by"] == "all devices have spent their privacy budgets"
     assert summary["epsilon"]["retired"] == len(events(folder, "retire")) == 10
     assert summary["epsilon"]["max"] == epsilon(4)
 
 
-def test_who_has_nothing_to_spend_is_asked_once(start: Start) -> None:
+def test_a_device_without_budget_gets_one_task(start: Start) -> None:
     folder, summary = start(*PRIVATE, "privacy.budget=0.5")
     assert summary["epsilon"] == {"mean": 0.0, "max": 0.0, "retired": 10}
     assert summary["versions"] == 0
@@ -273,7 +273,7 @@ def test_strategies_of_all_kinds_run_under_privacy(start: Start, name: str) -> N
     assert start(*settings)[1]["model_hash"] != summary["model_hash"]
 
 
-def test_feddc_repairs_noised_updates(start: Start) -> None:
+def test_feddc_compensates_noised_updates(start: Start) -> None:
     late = ["fleet.late.classes=[5]", "fleet.late.devices=2", "fleet.late.delay=3"]
     _, summary = start(
         "strategy.name=feddc",
@@ -287,7 +287,7 @@ def test_feddc_repairs_noised_updates(start: Start) -> None:
     assert summary["epsilon"]["max"] > 0
 
 
-def test_silence_is_paid_for(start: Start) -> None:
+def test_a_suppressed_update_is_charged(start: Start) -> None:
     """A device that has nothing new to say has looked at its data all the same."""
     folder, summary = start("strategy.name=paflm", "strategy.threshold=1e6", *PRIVATE)
     arrivals = events(folder, "arrival")
