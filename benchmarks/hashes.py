@@ -5,6 +5,7 @@ One line per run: name, the first 16 digits of `model_hash`, updates, versions, 
 `resumed` is a run that was killed after a checkpoint and resumed; it equals `killed-never`.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -121,7 +122,9 @@ def run(name: str, out: Path) -> str:
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(RUNS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}")
+    names = parser.parse_args().names or list(RUNS)
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             print(run(name, Path(folder) / name), flush=True)
