@@ -7,17 +7,30 @@ from commands import logged, sends
 from latecomer.core.checks import Checks
 from latecomer.core.messages import (
     Arrived,
+    Broadcast,
+    Contribution,
     Failed,
     Joined,
     Later,
     Left,
     Ready,
+    Received,
+    Task,
     TimerExpired,
     TrainSpec,
     Update,
 )
+from latecomer.core.params import CHUNK
 from latecomer.core.server import Server
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import (
+    Absorb,
+    BroadcastHead,
+    ImmediateDispatch,
+    Observer,
+    Split,
+    Strategy,
+    mixed,
+)
 from latecomer.core.submodel import Submodel
 
 SIZE = 4
@@ -233,3 +246,141 @@ def test_a_repaired_update_whose_lineage_was_absorbed_goes_to_the_one_that_took_
     server.handle(later.event)
     assert server.store.lineages == ("other",)
     assert server.store.commits == 1
+
+
+def test_the_sub_model_of_a_device_is_that_of_its_last_task():
+    server, part = make_server(), Submodel("half", torch.tensor([0, 2]))
+    server.handle(Joined(0), Joined(1, part))
+    assert (server.submodel_of(0), server.submodel_of(1), server.submodel_of(7)) == (
+        None,
+        part,
+        None,
+    )
+    server.handle(Joined(0, part), Joined(1))
+    assert (server.submodel_of(0), server.submodel_of(1)) == (part, None)
+
+
+def test_the_log_line_of_a_refused_update():
+    server = make_server()
+    one, two = sends(server.handle(Joined(0), Joined(1)))
+    server.handle(arrival(one))
+    bad = Update(two.id, torch.zeros(SIZE + 1), 10, epsilon=0.5)
+    (line,) = logged(server.handle(Arrived(1, bad)), "refusal")
+    assert {name: line[name] for name in ("device", "task", "sent", "version", "bytes")} == {
+        "device": 1,
+        "task": two.id,
+        "sent": 0,
+        "version": 1,
+        "bytes": 4 * (SIZE + 1),
+    }
+    assert line["epsilon"] == 0.5
+    unknown = Update("one", None, 10, epsilon=float("inf"))
+    (line,) = logged(server.handle(Arrived(1, unknown)), "refusal")
+    assert line == {"device": 1, "reason": "the task is unknown or already closed"}
+
+
+def test_a_device_whose_budget_is_spent_gets_no_more_tasks():
+    server = make_server()
+    (task,) = sends(server.handle(Joined(0)))
+    last = Update(task.id, torch.ones(SIZE), 10, epsilon=2.0, last=True)
+    commands = server.handle(Arrived(0, last))
+    assert sends(commands) == sends(server.handle(Joined(0))) == []
+    (line,) = logged(commands, "retire")
+    assert (line["device"], line["epsilon"]) == (0, 2.0)
+    assert server.store.commits == server.accepted == 1
+    twin = make_server()
+    twin.restore(server.state())
+    assert sends(twin.handle(Joined(0))) == []
+
+
+def test_an_answer_without_a_delta_is_accepted_and_changes_nothing():
+    server = make_server()
+    (task,) = sends(server.handle(Joined(0)))
+    commands = server.handle(Arrived(0, Update(task.id, None, 10, epsilon=0.5)))
+    (line,) = logged(commands, "arrival")
+    assert (line["skipped"], line["saved"], line["epsilon"]) == (True, 4 * SIZE, 0.5)
+    assert (server.store.commits, server.accepted) == (0, 1)
+    assert [t.number for t in sends(commands)] == [1]
+
+
+class Broadcasting(Observer):
+    """Broadcasts the head after every commit, to the given devices."""
+
+    broadcasts = True
+
+    def __init__(self, devices=None):
+        self.devices, self.commits = devices, 0
+
+    def act(self, view):
+        if view.store.commits > self.commits:
+            self.commits = view.store.commits
+            yield BroadcastHead("main", self.devices)
+
+
+def test_a_broadcast_reaches_devices_with_an_older_model():
+    server = make_server(Strategy(observers=(Broadcasting(),)))
+    one, two, three = sends(server.handle(*map(Joined, range(3))))
+    commands = server.handle(arrival(one))
+    (line,) = logged(commands, "broadcast")
+    assert (line["devices"], line["bytes"], line["version"]) == (2, 2 * 4 * SIZE, 1)
+    (broadcast,) = [c for c in commands if isinstance(c, Broadcast)]
+    assert [task.device for task in broadcast.tasks] == [1, 2]
+    assert two.versions == three.versions == (0, 1)
+    assert server.store.pins(1) == 3  # two broadcasts, and the new task of device 0
+    server.handle(Received(((two.id, ()), (three.id, (1,)))))
+    assert (two.broadcasts, len(three.versions)) == ((None,), 2)
+    assert server.store.pins(1) == 2
+    # An update of device 2 is based on the broadcast, and not stale.
+    update = Update(three.id, torch.ones(SIZE), 10, choice=1)
+    (line,) = logged(server.handle(Arrived(2, update)), "arrival")
+    assert (line["sent"], line["staleness"]) == (1, 0)
+
+
+def test_a_broadcast_to_some_devices():
+    server = make_server(Strategy(observers=(Broadcasting(frozenset({2})),)))
+    one, two, three = sends(server.handle(*map(Joined, range(3))))
+    (line,) = logged(server.handle(arrival(one)), "broadcast")
+    assert line["devices"] == 1
+    assert (two.versions, three.versions) == ((0,), (0, 1))
+
+
+class Regroup(Observer):
+    """Splits device 1 off after the first commit, and merges it back after the second."""
+
+    def act(self, view):
+        if view.store.commits == 1 and "other" not in view.store:
+            yield Split("main", "other", (1,))
+        elif view.store.commits == 2 and "other" in view.store:
+            yield Absorb("main", "other", torch.full((SIZE,), 9.0), "alike")
+
+
+def test_a_cluster_is_split_off_and_merged():
+    server = make_server(Strategy(observers=(Regroup(),)))
+    one, _ = sends(server.handle(Joined(0), Joined(1)))
+    assert server.clusters() == {"main": [0, 1]}
+    commands = server.handle(arrival(one))
+    assert logged(commands, "split") == [{"lineage": "main", "into": "other", "devices": [1]}]
+    assert server.clusters() == {"main": [0], "other": [1]}
+    (again,) = sends(commands)
+    commands = server.handle(arrival(again))
+    assert logged(commands, "merge") == [{"lineage": "other", "into": "main", "reason": "alike"}]
+    assert server.clusters() == {"main": [0, 1]}
+    assert server.store.head_params().tolist() == [9.0] * SIZE
+    assert server.store.commits == 3
+
+
+def test_concurrency_limits_the_working_devices():
+    server = make_server(Strategy(dispatch=ImmediateDispatch(concurrency=2)))
+    tasks = sends(server.handle(*map(Joined, range(5))))
+    assert len(tasks) == 2
+    assert len(sends(server.handle(arrival(tasks[0])))) == 1
+    assert (len(server.working), len(server.idle)) == (2, 3)
+
+
+def test_long_vectors_are_mixed_as_short_ones():
+    size = CHUNK + 3
+    base, delta, head = (torch.arange(float(size)) * scale for scale in (1e-3, -2e-3, 5e-4))
+    task = Task(0, 0, 0, "main", 0, TrainSpec(), base)
+    contribution = Contribution(task, Update(0, delta, 1), base, delta, "main", 0)
+    found = mixed(head, contribution, 0.25)
+    assert torch.equal(found, torch.lerp(head, base + delta, 0.25))
