@@ -10,7 +10,13 @@ import pytest
 from dying import DieAfter, Killed
 from latecomer import cli
 from latecomer.errors import BadInput
-from latecomer.strategies.recipe import RENAMED, build_strategy, find_recipe, resolve_options
+from latecomer.strategies.recipe import (
+    RENAMED,
+    build_strategy,
+    find_recipe,
+    recipes,
+    resolve_options,
+)
 from latecomer.study.config import Tree, parse, with_settings
 from latecomer.study.runner import start_run
 
@@ -24,6 +30,17 @@ TINY: Tree = {
     "stop": {"updates": 40},
     "checkpoint": {"every": 9},
 }
+
+
+EPOCHS = """centralised fedadagrad fedadam fedavg fedavgm feddc fedprox fedsea fedyogi first-order
+heterofl oort robust-quorum safa semi-async unstale w-pred weighted"""
+
+
+def test_strategies_with_epochs_and_with_a_model_per_cluster() -> None:
+    built = {name: build_strategy(name) for name in recipes()}
+    assert {name for name, s in built.items() if s.has_epochs} == set(EPOCHS.split())
+    clustered = {"clusterfl", "echopfl", "ifca", "latecomer"}
+    assert {name for name, s in built.items() if s.personal} == clustered
 
 
 def line(strategy: str, options: dict[str, object]) -> str:
