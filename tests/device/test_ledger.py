@@ -307,6 +307,11 @@ def test_calibration_finds_the_multiplier_again(multiplier: float) -> None:
         assert found == pytest.approx(multiplier, rel=1e-4)
 
 
+def test_an_epsilon_that_is_met_exactly_needs_no_more_noise() -> None:
+    epsilon = alone(Release("gaussian", 1.0), 4)
+    assert multiplier_for(epsilon, DELTA, "gaussian", 1.0, 4, "pld") == 1.0
+
+
 def test_more_noise_for_less_epsilon_more_releases_and_a_higher_rate() -> None:
     def needed(epsilon: float = 2.0, rate: float = 0.1, releases: int = 100) -> float:
         return multiplier_for(epsilon, DELTA, "gaussian", rate, releases, "pld")
