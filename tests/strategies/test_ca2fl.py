@@ -110,6 +110,16 @@ def test_lineages_have_caches_of_their_own():
     assert set(server.strategy.merge.state()["caches"]) == {"device-0"}
 
 
+def test_updates_in_the_buffer_of_an_absorbed_lineage_are_merged_into_the_other():
+    strategy = Strategy(merge=CalibratedBuffer(2, 1.0), dispatch=OneLineageEach())
+    server = Server(torch.zeros(1), strategy, TrainSpec())
+    one, two = sends(server.handle(Joined(0), Joined(1)))
+    server.handle(answer(two, 6.0))
+    server.absorb("device-0", "device-1")
+    server.handle(answer(one, 2.0))
+    assert server.store.head_params("device-0").tolist() == [4.0]
+
+
 def test_a_device_that_moves_is_forgotten_where_it_was():
     target = ["main"]
     strategy = Strategy(merge=CalibratedBuffer(1, 1.0), route=lambda contribution, view: target[0])

@@ -140,6 +140,15 @@ def test_no_device_weighs_more_than_twice_the_median():
     assert shifts[0] == pytest.approx(shifts[1])
 
 
+def test_the_number_of_examples_counts_up_to_twice_the_median():
+    one, other = report([1.0, 0.0], mean=[0.8, 0.2]), report([0.0, 1.0], mean=[0.2, 0.8])
+    large = report([1.0, 0.0], mean=[0.8, 0.2], examples=10_000.0)
+    # Gaps of 0.2 and -0.2 with 100 + 200 and 100 examples: 0.1 / (0.2 + 5 / 400), and half of it
+    # because one class gains what the other loses.
+    shift = 0.5 * 0.1 / (0.2 + 5 / 400)
+    assert bias_shift([one, other, large], ALL).tolist() == pytest.approx([shift, -shift])
+
+
 class NoCommits:
     """Merge: never commits."""
 

@@ -178,3 +178,11 @@ def test_an_epoch_of_three_closes_with_the_second_update_at_a_quorum_of_one_half
     assert server.store.commits == 0
     server.handle(answer(two, 3.0, 1.0))
     assert head(server) == [2.0, 1.0]
+
+
+def test_fedbuff_divides_by_the_number_of_updates_that_cover_a_coordinate():
+    first = Submodel("first", torch.tensor([0]))
+    server = serve(fedbuff(size=2, server_lr=0.5))
+    one, two = sends(server.handle(Joined(0), Joined(1, first)))
+    server.handle(answer(one, 2.0, 4.0), answer(two, 6.0))
+    assert head(server) == [0.5 * (2 + 6) / 2, 0.5 * 4 / 1]
