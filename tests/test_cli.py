@@ -184,7 +184,7 @@ BAD_TOGETHER: list[tuple[list[str], list[str]]] = [
     ([PRIVATE, "strategy.name=ifca"], ["'ifca'", "privacy.epsilon = 0"]),
     ([PRIVATE, "strategy.name=centralised"], ["'centralised'", "privacy.epsilon = 0"]),
     ([PRIVATE, "training.clip=2.0"], ["training.clip = 2", "privacy.clip"]),
-    ([PRIVATE, "engine.kernel=compiled"], ["engine.kernel", "noise in every step"]),
+    ([PRIVATE, "engine.kernel=compiled"], ["engine.kernel", "needs the plain kernel"]),
     (
         [PRIVATE, "privacy.where=update", "privacy.sampling=poisson", "engine.kernel=plain"],
         ["privacy.sampling", "'poisson'", "privacy.where"],

@@ -7,6 +7,7 @@ import torch
 
 from fake_grid import FakeTransport, ToyFederation, ToyNode
 from latecomer.core.checks import Checks
+from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.engines import device_registry
 from latecomer.engines.deployment_loop import DeploymentLoop, Timeouts
 from latecomer.engines.transport import Delivery
@@ -54,7 +55,9 @@ def test_the_bounds_come_out_of_a_checkpoint():
     again = Checks()
     again.restore(first.server.checks.state())
     assert again.state() == first.server.checks.state()
-    assert again._examples.most(100.0) == 1000.0
+    task = Task(0, 0, 0, "main", 0, TrainSpec(), torch.zeros(1))
+    assert again.reason_to_refuse(task, Update(0, None, 1000)) is None
+    assert "exceeds 1,000" in again.reason_to_refuse(task, Update(0, None, 1001))
 
 
 @pytest.mark.parametrize(
