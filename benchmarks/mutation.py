@@ -148,7 +148,7 @@ def survives(src: Path, mutant: dict[str, Any], known: Any) -> bool:
     seconds = {test: s for test, s in known["seconds"].items() if s <= MAX_SECONDS}
     lines = known["lines"].get(str(path.relative_to(src)), {})
     names = {test for line in range(first, last + 1) for test in lines.get(str(line), [])}
-    names = names & seconds.keys() or (set(seconds) if first == 1 else set())
+    names = set(seconds) if first == 1 else names & seconds.keys()  # outside functions: all
     source = path.read_bytes()
     path.write_bytes(source[:start] + mutant["text"].encode() + source[end:])
     passed = not names or run(src, {name: seconds[name] for name in names})
