@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-STRATEGIES = ["tests/strategies", "tests/test_conformance.py"]
+STRATEGIES = ["tests/strategies", "tests/test_conformance.py", "tests/engines/test_virtual_grid.py"]
 STUDY = [f"tests/study/test_{n}.py" for n in ("evaluate", "run", "metrics", "submodels", "leak")]
 PRIVACY = [f"tests/device/test_{n}.py" for n in ("ledger", "privacy", "private_client")]
 PLACES = {  # source files, and the tests that belong to them

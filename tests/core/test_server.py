@@ -257,7 +257,10 @@ def test_the_sub_model_of_a_device_is_that_of_its_last_task():
         None,
     )
     server.handle(Joined(0, part), Joined(1))
-    assert (server.submodel_of(0), server.submodel_of(1)) == (part, None)
+    twin = make_server()
+    twin.restore(server.state())
+    for each in (server, twin):
+        assert (each.submodel_of(0), each.submodel_of(1)) == (part, None)
 
 
 def test_the_log_line_of_a_refused_update():
@@ -334,6 +337,15 @@ def test_a_broadcast_reaches_devices_with_an_older_model():
     update = Update(three.id, torch.ones(SIZE), 10, choice=1)
     (line,) = logged(server.handle(Arrived(2, update)), "arrival")
     assert (line["sent"], line["staleness"]) == (1, 0)
+
+
+def test_a_part_that_broadcasts_must_declare_it():
+    observer = Broadcasting()
+    observer.broadcasts = False
+    server = make_server(Strategy(observers=(observer,)))
+    one, _ = sends(server.handle(Joined(0), Joined(1)))
+    with pytest.raises(ValueError, match="BroadcastHead without"):
+        server.handle(arrival(one))
 
 
 def test_a_broadcast_to_some_devices():

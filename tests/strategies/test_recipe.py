@@ -9,9 +9,11 @@ import pytest
 
 from dying import DieAfter, Killed
 from latecomer import cli
+from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import (
     RENAMED,
+    Recipe,
     build_strategy,
     find_recipe,
     recipes,
@@ -41,6 +43,17 @@ def test_strategies_with_epochs_and_with_a_model_per_cluster() -> None:
     assert {name for name, s in built.items() if s.has_epochs} == set(EPOCHS.split())
     clustered = {"clusterfl", "echopfl", "ifca", "latecomer"}
     assert {name for name, s in built.items() if s.personal} == clustered
+
+
+def test_a_factory_that_fails_or_gives_no_strategy_is_refused_in_one_line() -> None:
+    def fails() -> Strategy:
+        raise RuntimeError("no such file\nand more")
+
+    with pytest.raises(BadInput, match=r"^strategy 'mine': calling it failed: .*no such file$"):
+        Recipe("mine", "", "", fails).make({})
+    with pytest.raises(BadInput, match=r"^strategy 'mine': gave a int, must give a Strategy"):
+        Recipe("mine", "", "", lambda: 3).make({})
+    assert Recipe("mine", "", "", Strategy).make({"name": "other"}).name == "other"
 
 
 def line(strategy: str, options: dict[str, object]) -> str:
