@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 from charts import Line, bar_chart, line_chart
 
-from latecomer.study.har.page import mean_and_range
 from latecomer.study.har.plan import CENTRALISED, make_plan
 from latecomer.study.har.scores import base_curves
+from latecomer.study.view.learning import mean_and_range
 
 UPDATES = ("updates", "client updates")
 HOURS = ("virtual_seconds", "virtual time (h)")

@@ -26,6 +26,9 @@ class Section(BaseModel):
 # A list in TOML, a tuple here: a config does not change.
 Listed = Annotated[tuple[int, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+Scale = Literal["global", "local", "none"]
+Augment = Literal["none", "base", "balanced"]
+Optimizer = Literal["sgd", "adam"]
 
 
 class DriftConfig(Section):
@@ -63,8 +66,8 @@ class DataConfig(Section):
     window: int = Field(0, ge=0)
     per_device: int = Field(0, ge=0)
     test: Literal["fair", "held-out-clients", "official"] = "fair"
-    scale: Literal["global", "local", "none"] = "global"
-    augment: Literal["none", "base", "balanced"] = "none"
+    scale: Scale = "global"
+    augment: Augment = "none"
     replicas: dict[str, Annotated[int, Field(ge=0)]] = {}
     validation: float = Field(0.16, ge=0, lt=0.8)
     drift: DriftConfig = DriftConfig()
@@ -131,7 +134,7 @@ class TrainingConfig(Section):
     batch_size: int = Field(32, ge=1)
     lr: float = Field(0.01, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Optimizer = "sgd"
     prox: float = Field(0.0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(0.0, ge=0)
@@ -225,6 +228,37 @@ class LogConfig(Section):
     ] = ()
 
 
+Positives = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False)]
+
+
+class HarConfig(Section):
+    """`[study.har]`: the values of each decision; an empty list omits the decision."""
+
+    synchronous: str = "fedavg"  # the strategy of synchronous runs
+    batch_size: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = (32, 128)
+    lr: Positives = (0.001, 0.01, 0.1)
+    augment: Annotated[tuple[Augment, ...], Field(strict=False)] = ("none", "base", "balanced")
+    scale: Annotated[tuple[Scale, ...], Field(strict=False)] = ("global", "local")
+    optimizer: Annotated[tuple[Optimizer, ...], Field(strict=False)] = ("sgd", "adam")
+    adam_lr: Positives = (0.001,)  # further learning rates for Adam
+    mixing: Positives = (0.2, 0.4, 0.8)
+    server_delay: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False)] = (
+        0.0,
+        1.0,
+    )  # server seconds per merge
+    strategies: Names = ("async-share", "fedasync")  # further asynchronous strategies
+    test: Annotated[tuple[Literal["fair", "held-out-clients"], ...], Field(strict=False)] = (
+        "fair",
+        "held-out-clients",
+    )
+
+
+class StudyConfig(Section):
+    """The tables of `latecomer study`; single runs do not use them."""
+
+    har: HarConfig = HarConfig()
+
+
 class Config(Section):
     seed: int = Field(1, ge=0)
     data: DataConfig = DataConfig()
@@ -241,10 +275,11 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     compare: dict[str, dict[str, Any]] = {}
-    study: dict[str, dict[str, Any]] = {}
+    study: StudyConfig = StudyConfig()
 
     def to_toml(self) -> str:
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        unused = {"study"} if self.study == StudyConfig() else set()
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True, exclude=unused))
 
 
 Tree = dict[str, Any]

@@ -1,5 +1,7 @@
 """The whole study on six subjects, from Python and from the command line."""
 
+import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +12,6 @@ from latecomer import cli
 from latecomer.errors import BadInput
 from latecomer.study.config import Tree, merged
 from latecomer.study.experiment import Experiment
-from latecomer.study.har.page import split_tables
 from latecomer.study.har.plan import make_plan
 from latecomer.study.har.study import HarStudy, run_har
 
@@ -69,8 +70,12 @@ def test_the_report_needs_no_network(study: HarStudy) -> None:
 
 
 def test_the_page_has_the_tables_of_the_findings(study: HarStudy) -> None:
-    tables, text = split_tables(study.text)
-    by_title = {table.title: table.columns for table in tables}
+    page = (study.folder / "report.html").read_text()
+    found = re.search(r'id="document">(.*?)</script>', page)
+    assert found is not None
+    document = json.loads(found[1])
+    by_title = {table["title"]: dict(table["columns"]) for table in document["tables"]}
+    ((_, text),) = document["texts"]
     takeaways = by_title["Comparison with the paper"]
     assert list(takeaways["no."]) == list("123456")
     assert set(takeaways["result"]) <= {"agree", "disagree", "inconclusive"}

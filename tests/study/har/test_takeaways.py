@@ -36,7 +36,7 @@ def results(
             score = 0.8 + changes.get((variant.factor, variant.value), 0.0) + noise * rng.normal()
             row = {"paradigm": variant.paradigm, "factor": variant.factor, "value": variant.value}
             rows.append({**row, "seed": seed, "macro_f1": score, "f1_rarest": score})
-    skew = Skew({"sit": 0.2, "walk": 0.2, "run": 0.4}, np.zeros((3, 5)), {})
+    skew = Skew({"sit": 0.2, "walk": 0.2, "run": 0.4}, np.zeros((3, 5)))
     table = pd.DataFrame(rows)
     return StudyResults(plan, (1, 2, 3), table, pd.DataFrame(), "run", skew, skew, {})
 
@@ -86,7 +86,7 @@ def test_a_class_absent_from_the_test_set_is_enough(plan: Plan) -> None:
 
 
 def test_features_without_skew_disagree(plan: Plan) -> None:
-    even = Skew({"sit": 0.0, "walk": 0.01, "run": 0.01}, np.zeros((3, 5)), {})
+    even = Skew({"sit": 0.0, "walk": 0.01, "run": 0.01}, np.zeros((3, 5)))
     assert checked(replace(results(plan, {}), skew=even))[3] == DISAGREE
 
 

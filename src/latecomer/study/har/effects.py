@@ -1,12 +1,9 @@
 """Effects of decisions: paired differences over seeds with a 95% confidence interval."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-
-from latecomer.study.har.plan import BASE
 
 MIN_EFFECT = 0.005  # smaller differences of a score are negligible
 
@@ -31,11 +28,6 @@ class Effect:
         return int(math.copysign(1, self.mean)) if clear else 0
 
     @property
-    def negated(self) -> "Effect":
-        """The effect of the opposite change."""
-        return Effect(-self.mean, self.std, self.half_width, self.seeds)
-
-    @property
     def negligible(self) -> bool:
         """Whether the interval lies within ±MIN_EFFECT."""
         return abs(self.mean) + self.half_width < MIN_EFFECT
@@ -52,9 +44,9 @@ class Effect:
         return f"{self.mean:+.3f}{spread}"
 
 
-def paired(differences: Sequence[float]) -> Effect:
+def paired(differences: "pd.Series[float]") -> Effect:
     """The effect from one difference per seed; the interval of a single seed is infinite."""
-    series = pd.Series(list(differences), dtype=float).dropna()
+    series = differences.dropna()
     n = len(series)
     if n == 0:
         return Effect(math.nan, math.nan, math.inf, 0)
@@ -62,33 +54,3 @@ def paired(differences: Sequence[float]) -> Effect:
     quantile = T_QUANTILES[n - 2] if 2 <= n <= len(T_QUANTILES) + 1 else NORMAL_QUANTILE
     half_width = quantile * std / math.sqrt(n) if n > 1 else math.inf
     return Effect(float(series.mean()), std, half_width, n)
-
-
-def effect(
-    table: pd.DataFrame,
-    paradigm: str,
-    factor: str,
-    value: str,
-    column: str = "macro_f1",
-    reference: tuple[str, str] = (BASE, ""),
-) -> Effect | None:
-    """The effect on `column` of `factor` = `value` against the runs `reference` (factor, value).
-
-    None if there is no such run.
-    """
-    changed = scores_by_seed(table, paradigm, factor, value, column)
-    if changed.empty:
-        return None
-    return paired((changed - scores_by_seed(table, paradigm, *reference, column)).tolist())
-
-
-def scores_by_seed(
-    table: pd.DataFrame, paradigm: str, factor: str, value: str, column: str
-) -> "pd.Series[float]":
-    """`column` of the runs of a paradigm with `factor` = `value`, indexed by seed."""
-    chosen = (
-        (table["paradigm"] == paradigm)
-        & (table["factor"] == factor)
-        & (table["value"].astype(str) == value)
-    )
-    return table[chosen].set_index("seed")[column]

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from latecomer.study.har.effects import MIN_EFFECT, effect, scores_by_seed
-from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, PARADIGMS, SYNCHRONOUS
+from latecomer.study.har.effects import MIN_EFFECT
+from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, PARADIGMS, SYNCHRONOUS, Plan
 from latecomer.study.har.scores import LAST_EVALUATIONS
 from latecomer.study.har.takeaways import StudyResults, check_takeaways
 from latecomer.study.terminal import span
@@ -31,16 +31,20 @@ TABLES = (
 )
 
 
-def findings(title: str, notes: Sequence[str], results: StudyResults) -> str:
-    """findings.md as Markdown; `notes` are the messages of the run about its data."""
+Block = str | pd.DataFrame  # a paragraph in Markdown, or a table of texts
+
+
+def findings(title: str, notes: Sequence[str], results: StudyResults) -> list[Block]:
+    """The blocks of findings.md; `notes` are the messages of the run about its data."""
     plan = results.plan
-    parts = [
+    tables = [_paper_table(results, factors) for factors in TABLES]
+    return [
         f"# {title}",
         f"{plan.devices} devices, as many client updates as {plan.rounds} rounds,"
         f" seeds {', '.join(map(str, results.seeds))}. Scores are means of the last"
         f" {LAST_EVALUATIONS} evaluations on the central test set; ± is the standard deviation"
         " over seeds.",
-        "\n".join(f"- {note}" for note in notes),
+        *(["\n".join(f"- {note}" for note in notes)] if notes else []),
         "## Paradigms at equal client updates",
         *_paradigms(results),
         "## Effects of decisions",
@@ -48,39 +52,40 @@ def findings(title: str, notes: Sequence[str], results: StudyResults) -> str:
         "## Comparison with the paper",
         _takeaways(results),
         "## Tables",
-        *(_paper_table(results, factors) for factors in TABLES),
+        *(part for table in tables if len(table) for part in (table, "\\* the base value")),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _paradigms(results: StudyResults) -> Iterable[str]:
+def markdown(blocks: Iterable[Block]) -> str:
+    """The text of findings.md."""
+    return "\n\n".join(b if isinstance(b, str) else _markdown_table(b) for b in blocks) + "\n"
+
+
+def _markdown_table(table: pd.DataFrame) -> str:
+    rows: list[list[str]] = table.to_numpy().tolist()
+    rows = [list(table), ["---"] * len(table.columns), *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _paradigms(results: StudyResults) -> Iterable[Block]:
     """Centralised, synchronous and asynchronous base runs at equal numbers of client updates."""
     base = results.table[results.table["factor"] == BASE]
-    columns = [
-        "paradigm",
-        "macro-F1",
-        "balanced accuracy",
-        f"F1 of {results.rarest}",
-        "local test macro-F1",
-        "lowest local test accuracy",
-        "virtual time",
-    ]
     rows = []
     for paradigm in PARADIGMS:
         equal = results.equal[results.equal["paradigm"] == paradigm]
         final = base[base["paradigm"] == paradigm]
         rows.append(
-            [
-                paradigm,
-                _cell(equal["macro_f1"]),
-                _cell(equal["balanced_accuracy"]),
-                _cell(final["f1_rarest"]),
-                _cell(final["client_macro_f1_mean"]),
-                _cell(final["client_accuracy_worst"]),
-                span(float(equal["virtual_seconds"].mean())),
-            ]
+            {
+                "paradigm": paradigm,
+                "macro-F1": _cell(equal["macro_f1"]),
+                "balanced accuracy": _cell(equal["balanced_accuracy"]),
+                f"F1 of {results.rarest}": _cell(final["f1_rarest"]),
+                "local test macro-F1": _cell(final["client_macro_f1_mean"]),
+                "lowest local test accuracy": _cell(final["client_accuracy_worst"]),
+                "virtual time": span(float(equal["virtual_seconds"].mean())),
+            }
         )
-    yield markdown_table(columns, rows)
+    yield pd.DataFrame(rows)
     by = results.equal.set_index("seed").groupby("paradigm")
     sync, other = by.get_group(SYNCHRONOUS), by.get_group(ASYNCHRONOUS)
     ratio = other["macro_f1"] / sync["macro_f1"]
@@ -92,28 +97,30 @@ def _paradigms(results: StudyResults) -> Iterable[str]:
     )
 
 
-def _effects(results: StudyResults) -> Iterable[str]:
+def _effects(results: StudyResults) -> Iterable[Block]:
     """The effect of every changed value, by decreasing size."""
-    plan = results.plan
-    rows = []
-    for factor in plan.factors:
-        for paradigm in PARADIGMS:
-            for value in plan.values(factor)[1:]:
-                reference = ("strategy", value) if factor == BUSY else (BASE, "")
-                change, rare = (
-                    effect(results.table, paradigm, factor, value, column, reference)
-                    for column in ("macro_f1", "f1_rarest")
-                )
-                if change is None or rare is None:
-                    continue
-                clear = "yes" if change.sign else "no" if change.negligible else "inconclusive"
-                name, changed = DECISIONS[factor], _change(results, factor, value)
-                cells = [name, paradigm, changed, str(change), str(rare), clear]
-                rows.append((abs(change.mean), cells))
-    rows.sort(key=lambda row: -row[0])
-    rarest = f"F1 of {results.rarest}"
-    head = ["decision", "paradigm", "change", "macro-F1", rarest, "clear effect"]
-    yield markdown_table(head, [cells for _, cells in rows])
+    plan, rows = results.plan, []
+    for variant in plan.variants[len(PARADIGMS) :]:
+        factor, value, paradigm = variant.factor, variant.value, variant.paradigm
+        before = ("strategy", value) if factor == BUSY else (factor, plan.base[factor])
+        change, rare = (
+            results.difference(paradigm, (factor, value), before, column)
+            for column in ("macro_f1", "f1_rarest")
+        )
+        if change is None or rare is None:
+            continue
+        clear = "yes" if change.sign else "no" if change.negligible else "inconclusive"
+        row = {
+            "decision": DECISIONS[factor],
+            "paradigm": paradigm,
+            "change": _change(plan, factor, value),
+            "macro-F1": str(change),
+            f"F1 of {results.rarest}": str(rare),
+            "clear effect": clear,
+        }
+        rows.append((abs(change.mean), row))
+    if rows:
+        yield pd.DataFrame([row for _, row in sorted(rows, key=lambda each: -each[0])])
     yield (
         "Differences to the base run of the same seed, mean ± standard deviation over seeds. Clear"
         f' effect: "yes" if the 95% interval (Student\'s t) excludes 0 and the mean is at least'
@@ -121,49 +128,43 @@ def _effects(results: StudyResults) -> Iterable[str]:
     )
 
 
-def _change(results: StudyResults, factor: str, value: str) -> str:
+def _change(plan: Plan, factor: str, value: str) -> str:
     if factor != BUSY:
-        return f"{results.plan.base[factor]} -> {value}"
-    delays = results.plan.values("server_delay")
+        return f"{plan.base[factor]} -> {value}"
+    delays = plan.values("server_delay")
     return f"{delays[0]} -> {max(delays, key=float)} with {value}"
 
 
-def _takeaways(results: StudyResults) -> str:
-    return markdown_table(
-        ["no.", "takeaway of the paper", "result", "numbers (macro-F1 unless stated)"],
-        [
-            [str(check.number), check.claim, f"**{check.result}**", check.numbers]
-            for check in check_takeaways(results)
-        ],
+def _takeaways(results: StudyResults) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "no.": str(check.number),
+            "takeaway of the paper": check.claim,
+            "result": f"**{check.result}**",
+            "numbers (macro-F1 unless stated)": check.numbers,
+        }
+        for check in check_takeaways(results)
     )
 
 
-def _paper_table(results: StudyResults, factors: Sequence[str]) -> str:
+def _paper_table(results: StudyResults, factors: Sequence[str]) -> pd.DataFrame:
     """A table like the paper's: columns are values of the factors, rows paradigms and metrics."""
-    plan = results.plan
-    columns = [
-        (factor, value) for factor in factors for value in sorted(plan.values(factor), key=_order)
-    ]
-    if not columns:
-        return ""
-    rows = []
+    plan, rows = results.plan, []
+    varied = {(v.paradigm, v.factor) for v in plan.variants}
     for paradigm in PARADIGMS:
         for metric, name in METRICS.items():
-            cells = [_value(results, paradigm, factor, value, metric) for factor, value in columns]
-            if any(cells):
-                rows.append([paradigm, name, *(cell or "-" for cell in cells)])
-    head = [f"{DECISIONS[f]} {v}{'*' if plan.base[f] == v else ''}" for f, v in columns]
-    return markdown_table(["paradigm", "metric", *head], rows) + "\n\n\\* the base value"
-
-
-def _value(results: StudyResults, paradigm: str, factor: str, value: str, metric: str) -> str:
-    if results.plan.find(paradigm, factor, value) is None:
-        return ""
-    if not any(v.factor == factor and v.paradigm == paradigm for v in results.plan.variants):
-        return ""
-    if results.plan.base[factor] == value:
-        factor, value = BASE, ""
-    return _cell(scores_by_seed(results.table, paradigm, factor, value, metric))
+            cells = {
+                f"{DECISIONS[f]} {v}{'*' if plan.base[f] == v else ''}": (
+                    _cell(results.scores(paradigm, f, v, metric))
+                    if (paradigm, f) in varied
+                    else "-"
+                )
+                for f in factors
+                for v in sorted(plan.values(f), key=_order)
+            }
+            if set(cells.values()) - {"-"}:
+                rows.append({"paradigm": paradigm, "metric": name, **cells})
+    return pd.DataFrame(rows)
 
 
 def _order(value: str) -> tuple[int, float, str]:
@@ -181,10 +182,3 @@ def _cell(values: "pd.Series[float]") -> str:
         return "-"
     spread = f" ± {known.std():.3f}" if len(known) > 1 else ""
     return f"{known.mean():.3f}{spread}"
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table of text cells."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)

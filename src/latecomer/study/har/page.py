@@ -1,63 +1,48 @@
 """report.html of the study: plots, and the tables and text of findings.md."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.study.har.findings import DECISIONS
+from latecomer.study.har.findings import DECISIONS, Block
 from latecomer.study.har.skew import Skew
+from latecomer.study.view.learning import band
 from latecomer.study.view.page import report_page
-from latecomer.study.view.panels import Document, Panel, Rows, Series, View, curve
+from latecomer.study.view.panels import Document, Panel, Rows, Series, View
 
 Curves = Mapping[str, Sequence[pd.DataFrame]]
 
 
-def study_page(title: str, markdown: str, panels: Iterable[Panel]) -> str:
+def study_page(blocks: Sequence[Block], panels: Iterable[Panel]) -> str:
     """One self-contained page: the plots, the tables of the findings, then their text."""
-    numbered = [
-        Panel(f"{panel.id}-{number}", panel.title, panel.about, panel.views)
-        for number, panel in enumerate(panels)
-    ]
-    tables, text = split_tables(markdown)
-    return report_page(Document(title, "", {}, numbered, tables, {"Findings": text}))
+    numbered = [replace(panel, id=f"{panel.id}-{k}") for k, panel in enumerate(panels)]
+    title, heading, tables, text = "", "", list[Rows](), list[str]()
+    for block in blocks:
+        if isinstance(block, str):
+            if block.startswith("# "):
+                title = block[2:]  # shown above the page
+                continue
+            heading = block[3:] if block.startswith("## ") else heading
+            text.append(block.replace("\\*", "*"))
+        else:
+            columns = {str(name): [v.replace("**", "") for v in block[name]] for name in block}
+            tables.append(Rows(f"table-{len(tables)}", heading, "", columns))
+    texts = {"Findings": "\n\n".join(text)}
+    return report_page(Document(title, "", {}, numbered, tables, texts))
 
 
 def convergence_panel(curves: Curves, axis: tuple[str, str], title: str, column: str) -> Panel:
     """A score over `axis` (column, name): a line and a band per entry of `curves`."""
     name = {"macro_f1": "macro-F1"}.get(column, f"F1 of {column.removeprefix('f1_')}")
-    series = []
-    for label, runs in curves.items():
-        band = mean_and_range(runs, axis[0], column)
-        x, mean, low, high = (band[part].tolist() for part in ("x", "mean", "low", "high"))
-        series.append(curve(label, x, mean, low, high))
-    view = View(name, axis[1], name, series, unit_share=True)
+    series = [band(label, runs, axis[0], column) for label, runs in curves.items()]
     return Panel(
         "convergence",
         f"{title}: {name} over {axis[1]}",
         "Line: mean over seeds; band: minimum to maximum over seeds.",
-        [view],
-    )
-
-
-def mean_and_range(runs: Sequence[pd.DataFrame], axis: str, column: str) -> pd.DataFrame:
-    """`x`, `mean`, `low`, `high` of a column over runs, up to the end of the shortest run."""
-    end = min(run[axis].iloc[-1] for run in runs)
-    grid = pd.Index(sorted({x for run in runs for x in run[axis] if x <= end}))
-    aligned = pd.DataFrame(
-        {
-            k: run.groupby(axis)[column].last().reindex(grid, method="ffill")
-            for k, run in enumerate(runs)
-        }
-    )
-    return pd.DataFrame(
-        {
-            "x": grid.to_numpy(),
-            "mean": aligned.mean(axis=1).to_numpy(),
-            "low": aligned.min(axis=1).to_numpy(),
-            "high": aligned.max(axis=1).to_numpy(),
-        }
+        [View(name, axis[1], name, series, unit_share=True)],
     )
 
 
@@ -99,24 +84,3 @@ def feature_panel(values: Mapping[int, NDArray[np.float32]], name: str) -> Panel
     )
     about = "Bar: median; whisker: from the 10% to the 90% quantile."
     return Panel("feature", f"Feature skew per device: {name}", about, [view])
-
-
-def split_tables(markdown: str) -> tuple[list[Rows], str]:
-    """The tables of a Markdown text, titled by the heading above them, and the rest of it."""
-    tables: list[Rows] = []
-    text: list[str] = []
-    heading = "Results"
-    for block in markdown.strip().split("\n\n"):
-        if block.startswith("# "):
-            continue  # the page shows the title
-        if block.startswith("## "):
-            heading = block[3:]
-        if block.startswith("| "):
-            lines = [line.replace("**", "") for line in block.split("\n")]
-            # Without the outer bars; a cell may be empty.
-            head, _, *rows = [line[2:-2].split(" | ") for line in lines]
-            columns = {name: [row[i] for row in rows] for i, name in enumerate(head)}
-            tables.append(Rows(f"table-{len(tables)}", heading, "", columns))
-        else:
-            text.append(block.replace("**", "").replace("\\*", "*"))
-    return tables, "\n\n".join(text)

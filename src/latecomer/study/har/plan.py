@@ -1,18 +1,16 @@
 """The runs of the study: three paradigms, and variants with one decision changed at a time."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, ValidationError
+from typing import Any
 
 from latecomer.core.messages import TrainSpec
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
-from latecomer.errors import BadInput, did_you_mean
+from latecomer.errors import BadInput
 from latecomer.strategies.recipe import find_recipe, resolve_options
 from latecomer.study.compare import Cell
-from latecomer.study.config import Config, Section, Tree, merged, parse
+from latecomer.study.config import Config, HarConfig, Tree, merged, parse
 from latecomer.study.experiment import Experiment
 
 CENTRALISED, SYNCHRONOUS, ASYNCHRONOUS = "centralised", "synchronous", "asynchronous"
@@ -24,31 +22,6 @@ BUSY = "busy"  # the factor of runs with another strategy and a slow server
 EVALUATION_PER_MERGE = 10  # ratio of server seconds per evaluation and merge (the paper: 10 s, 1 s)
 QUICK_DIVISOR = 5  # a quick study makes this many times fewer updates
 MIXING_OPTIONS = ("mixing", "alpha", "server_lr")  # names of the mixing ratio, by precedence
-
-Positives = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False)]
-Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
-Delays = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-Augments = Annotated[tuple[Literal["none", "base", "balanced"], ...], Field(strict=False)]
-Scales = Annotated[tuple[Literal["global", "local", "none"], ...], Field(strict=False)]
-Tests = Annotated[tuple[Literal["fair", "held-out-clients"], ...], Field(strict=False)]
-Optimizers = Annotated[tuple[Literal["sgd", "adam"], ...], Field(strict=False)]
-
-
-class HarConfig(Section):
-    """`[study.har]`: the values of each decision; an empty list omits the decision."""
-
-    synchronous: str = "fedavg"  # the strategy of synchronous runs
-    batch_size: Counts = (32, 128)
-    lr: Positives = (0.001, 0.01, 0.1)
-    augment: Augments = ("none", "base", "balanced")
-    scale: Scales = ("global", "local")
-    optimizer: Optimizers = ("sgd", "adam")
-    adam_lr: Positives = (0.001,)  # further learning rates for Adam
-    mixing: Positives = (0.2, 0.4, 0.8)
-    server_delay: Delays = (0.0, 1.0)  # server seconds per merge
-    strategies: Names = ("async-share", "fedasync")  # further asynchronous strategies
-    test: Tests = ("fair", "held-out-clients")
 
 
 @dataclass(frozen=True)
@@ -87,14 +60,14 @@ class Plan:
         """All runs, seed by seed, so that an interrupted study has complete seeds."""
         return [variant.cell(seed) for seed in seeds for variant in self.variants]
 
+    def key(self, factor: str, value: str) -> tuple[str, str]:
+        """Factor and value of the runs with `factor` = `value`: those of the base runs if equal."""
+        return (BASE, "") if self.base.get(factor) == value else (factor, value)
+
     def find(self, paradigm: str, factor: str = BASE, value: str = "") -> Variant | None:
         """The variant with `factor` = `value`, or the base variant if that is the base value."""
-        if self.base.get(factor) == value:
-            factor, value = BASE, ""
-        for variant in self.variants:
-            if (variant.paradigm, variant.factor, variant.value) == (paradigm, factor, value):
-                return variant
-        return None
+        key = (paradigm, *self.key(factor, value))
+        return next((v for v in self.variants if (v.paradigm, v.factor, v.value) == key), None)
 
     def values(self, factor: str) -> list[str]:
         """All values of a factor, the base value first."""
@@ -113,8 +86,14 @@ class _Decision:
 
     factor: str
     paradigms: tuple[str, ...]
-    base: str
+    base: Any
     changes: Mapping[str, Tree]  # value -> config keys that it sets
+
+    def without_base(self, quick: bool) -> "_Decision":
+        """The same without the base value; with `quick`, only the last of the other values."""
+        others = [value for value in self.changes if value != _text(self.base)]
+        kept = others[-1:] if quick else others
+        return replace(self, base=_text(self.base), changes={v: self.changes[v] for v in kept})
 
 
 def scenario(tree: Mapping[str, Any]) -> Tree:
@@ -125,11 +104,7 @@ def scenario(tree: Mapping[str, Any]) -> Tree:
 def make_plan(tree: Mapping[str, Any], quick: bool = False) -> Plan:
     """The variants for the config `tree`; every invalid option raises BadInput here."""
     config = parse(tree)
-    for key in config.study:
-        if key != "har":
-            hint = did_you_mean(key, ["har"])
-            raise BadInput(f"unknown key 'study.{key}'{hint} (known here: har)")
-    options = har_config(config.study.get("har", {}))
+    options = config.study.har
     if config.stop.epochs or config.stop.virtual_seconds:
         raise BadInput("study har: only stop.updates may be set, so that all runs are comparable")
     plain = scenario(tree)
@@ -150,110 +125,62 @@ def make_plan(tree: Mapping[str, Any], quick: bool = False) -> Plan:
         variants += [
             builder.variant(paradigm, decision.factor, value, change)
             for value, change in decision.changes.items()
-            if value != decision.base
             for paradigm in decision.paradigms
         ]
     base_values = {decision.factor: decision.base for decision in decisions}
     return Plan(tuple(variants), base_values, rounds, devices, config.strategy.name)
 
 
-def har_config(table: Any) -> HarConfig:
-    """The validated table `[study.har]`; an error names the key."""
-    try:
-        return HarConfig.model_validate(table)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(["study.har", *(str(part) for part in first["loc"])])
-        if first["type"] == "extra_forbidden":
-            known = list(HarConfig.model_fields)
-            hint = did_you_mean(str(first["loc"][-1]), known)
-            raise BadInput(f"unknown key {key!r}{hint} (known here: {', '.join(known)})") from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"{key} = {first['input']!r}: {message}") from None
-
-
 def _decisions(options: HarConfig, config: Config, quick: bool) -> list[_Decision]:
     """The decisions with at least one value besides the base value in the resolved `config`."""
-    base = config.training
-    mixing = _mixing_option(config.strategy.name)
-    share = config.strategy.options.get(mixing) if mixing else None
+    data, training, strategy = config.data, config.training, config.strategy
+    mixing = _mixing_option(strategy.name)
+    delays = {_text(v): {"server": _server_delay(v)} for v in options.server_delay}
+    names: dict[str, Tree] = {v: {"strategy": {"name": v}} for v in options.strategies}
+    slowest = max(options.server_delay, default=0.0)
+    # The effect of a delay depends on the strategy: the others are run with the slowest server too.
+    busy = slowest > config.server.merge_seconds
     decisions = [
-        _Decision(
-            "lr", PARADIGMS, f"{base.lr:g}", {f"{v:g}": {"training": {"lr": v}} for v in options.lr}
-        ),
+        _Decision("lr", PARADIGMS, training.lr, _changes("training", "lr", options.lr)),
         _Decision(
             "batch_size",
             PARADIGMS,
-            str(base.batch_size),
-            {str(v): {"training": {"batch_size": v}} for v in options.batch_size},
+            training.batch_size,
+            _changes("training", "batch_size", options.batch_size),
         ),
-        _Decision(
-            "augment",
-            PARADIGMS,
-            config.data.augment,
-            {v: {"data": {"augment": v}} for v in options.augment},
-        ),
-        _Decision(
-            "scale",
-            FEDERATED,
-            config.data.scale,
-            {v: {"data": {"scale": v}} for v in options.scale},
-        ),
-        _Decision("optimizer", FEDERATED, _optimizer(base.optimizer), _optimizers(options)),
+        _Decision("augment", PARADIGMS, data.augment, _changes("data", "augment", options.augment)),
+        _Decision("scale", FEDERATED, data.scale, _changes("data", "scale", options.scale)),
+        _Decision("optimizer", FEDERATED, _optimizer(training.optimizer), _optimizers(options)),
         _Decision(
             "mixing",
             (ASYNCHRONOUS,),
-            f"{share:g}" if share is not None else "-",
-            {f"{v:g}": {"strategy": {mixing: v}} for v in options.mixing} if mixing else {},
+            strategy.options.get(mixing, "-"),
+            _changes("strategy", mixing, options.mixing) if mixing else {},
         ),
+        _Decision("server_delay", (ASYNCHRONOUS,), config.server.merge_seconds, delays),
+        _Decision("strategy", (ASYNCHRONOUS,), strategy.name, names),
         _Decision(
-            "server_delay",
+            BUSY,
             (ASYNCHRONOUS,),
-            f"{config.server.merge_seconds:g}",
-            {
-                f"{v:g}": {
-                    "server": {"merge_seconds": v, "evaluate_seconds": EVALUATION_PER_MERGE * v}
-                }
-                for v in options.server_delay
-            },
+            strategy.name,
+            {v: {**tree, "server": _server_delay(slowest)} for v, tree in names.items() if busy},
         ),
-        _Decision(
-            "strategy",
-            (ASYNCHRONOUS,),
-            config.strategy.name,
-            {v: {"strategy": {"name": v}} for v in options.strategies},
-        ),
-        _Decision(BUSY, (ASYNCHRONOUS,), config.strategy.name, _busy(options, config)),
-        _Decision(
-            "test",
-            FEDERATED,
-            config.data.test,
-            {v: {"data": {"test": v}} for v in options.test},
-        ),
+        _Decision("test", FEDERATED, data.test, _changes("data", "test", options.test)),
     ]
-    if quick:
-        decisions = [_only_last(decision) for decision in decisions]
-    return [d for d in decisions if any(value != d.base for value in d.changes)]
+    return [d for decision in decisions if (d := decision.without_base(quick)).changes]
 
 
-def _busy(options: HarConfig, config: Config) -> dict[str, Tree]:
-    """Further strategies with the slowest server: the effect of delay depends on the strategy."""
-    slowest = max(options.server_delay, default=0.0)
-    if slowest <= config.server.merge_seconds:
-        return {}
-    delay = {"merge_seconds": slowest, "evaluate_seconds": EVALUATION_PER_MERGE * slowest}
-    return {v: {"strategy": {"name": v}, "server": delay} for v in options.strategies}
+def _changes(table: str, key: str, values: Iterable[Any]) -> dict[str, Tree]:
+    """Value as text -> the config that sets `table.key` to it."""
+    return {_text(value): {table: {key: value}} for value in values}
 
 
-def _only_last(decision: _Decision) -> _Decision:
-    """The decision with the last of its other values only."""
-    others = [value for value in decision.changes if value != decision.base][-1:]
-    return _Decision(
-        decision.factor,
-        decision.paradigms,
-        decision.base,
-        {value: decision.changes[value] for value in others},
-    )
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _server_delay(seconds: float) -> dict[str, float]:
+    return {"merge_seconds": seconds, "evaluate_seconds": EVALUATION_PER_MERGE * seconds}
 
 
 def _optimizer(name: str) -> str:

@@ -22,7 +22,6 @@ class Skew:
 
     by_class: Mapping[str, float]  # mean over features
     by_feature: NDArray[np.float64]  # (classes, features)
-    devices: Mapping[str, int]  # class -> devices with at least MIN_EXAMPLES of it
 
 
 def label_counts(federation: FederatedDataset) -> pd.DataFrame:
@@ -42,17 +41,11 @@ def feature_skew(federation: FederatedDataset) -> Skew:
     deviation of each channel of a window, those of an image its pixels.
     """
     features = _features(federation.clients[0]).shape[1]
-    by_feature, devices = [], {}
-    for label, name in enumerate(federation.class_names):
-        groups = list(by_device(federation, label, slice(None)).values())
-        devices[name] = len(groups)
-        by_feature.append(omega_squared(groups, features))
-    table = np.stack(by_feature)
-    return Skew(
-        {name: _mean(row) for name, row in zip(federation.class_names, table, strict=True)},
-        table,
-        devices,
-    )
+    labels = range(federation.num_classes)
+    groups = [list(by_device(federation, label, slice(None)).values()) for label in labels]
+    table = np.stack([omega_squared(group, features) for group in groups])
+    means = pd.DataFrame(table).mean(axis=1)  # without nan; nan if there is nothing else
+    return Skew(dict(zip(federation.class_names, means.tolist(), strict=True)), table)
 
 
 def omega_squared(groups: list[NDArray[np.float32]], features: int) -> NDArray[np.float64]:
@@ -109,8 +102,3 @@ def by_device(
         if len(values) >= MIN_EXAMPLES:
             groups[device] = values
     return groups
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")

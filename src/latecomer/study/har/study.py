@@ -13,7 +13,7 @@ from latecomer.study.compare import Cell, run_cells
 from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
-from latecomer.study.har.findings import findings
+from latecomer.study.har.findings import findings, markdown
 from latecomer.study.har.page import (
     convergence_panel,
     factor_title,
@@ -95,7 +95,8 @@ def write_study(
     results = StudyResults(plan, seeds, table, equal, rarest, skew, local, absent)
     source = Path(experiment.config.data.path).stem or experiment.config.data.source
     title = f"Centralised, synchronous, asynchronous: {source}"
-    text = findings(title, experiment.notes, results)
+    blocks = findings(title, experiment.notes, results)
+    text = markdown(blocks)
     write_atomically(folder / "results.csv", table.to_csv(index=False))
     write_atomically(folder / "equal.csv", equal.to_csv(index=False))
     write_atomically(folder / "labels.csv", counts.to_csv(index_label="device"))
@@ -118,7 +119,7 @@ def write_study(
         for factor in PLOTTED_FACTORS
         if (curves := factor_curves(plan, seeds, runs, factor))
     ]
-    write_atomically(folder / "report.html", study_page(title, text, panels))
+    write_atomically(folder / "report.html", study_page(blocks, panels))
     return HarStudy(folder, table, equal, text)
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from latecomer.study.har.effects import Effect, effect, paired, scores_by_seed
-from latecomer.study.har.plan import ASYNCHRONOUS, BASE, BUSY, FEDERATED, Plan
+from latecomer.study.har.effects import Effect, paired
+from latecomer.study.har.plan import ASYNCHRONOUS, BUSY, FEDERATED, Plan
 from latecomer.study.har.skew import Skew
 
 AGREE, DISAGREE, INCONCLUSIVE = "agree", "disagree", "inconclusive"
 MIN_SKEW = 0.05  # share of variance between devices from which features count as skewed
 PAPER_STRATEGY = "async-share"
+Change = tuple[str, str]  # factor and value
 MIN_STD_RATIO = 2.0  # ratio of stds over seeds from which one test set is the less stable one
 
 
@@ -39,6 +40,21 @@ class StudyResults:
     local_skew: Skew  # under local scaling
     absent: dict[str, list[str]]  # data.test -> classes absent from it for some seed
 
+    def scores(
+        self, paradigm: str, factor: str, value: str, column: str = "macro_f1"
+    ) -> "pd.Series[float]":
+        """`column` of the runs of a paradigm with `factor` = `value` by seed; empty if not run."""
+        table, (factor, value) = self.table, self.plan.key(factor, value)
+        chosen = (table["paradigm"] == paradigm) & (table["factor"] == factor)
+        return table[chosen & (table["value"].astype(str) == value)].set_index("seed")[column]
+
+    def difference(
+        self, paradigm: str, first: Change, second: Change, column: str = "macro_f1"
+    ) -> Effect | None:
+        """First minus second, paired by seed; None if one was not run."""
+        one, other = (self.scores(paradigm, *change, column) for change in (first, second))
+        return None if one.empty or other.empty else paired(one - other)
+
 
 def check_takeaways(results: StudyResults) -> list[TakeawayCheck]:
     """The six checks, in the paper's order."""
@@ -48,20 +64,16 @@ def check_takeaways(results: StudyResults) -> list[TakeawayCheck]:
 def _test_set(results: StudyResults) -> TakeawayCheck:
     claim = "held-out clients give a biased, less stable test than a fair share of every client"
     held = "held-out-clients"
-    other = "fair" if results.plan.base.get("test") == held else held
-    gap = effect(results.table, ASYNCHRONOUS, "test", other)
+    gap = results.difference(ASYNCHRONOUS, ("test", held), ("test", "fair"))
     if gap is None:
         return TakeawayCheck(1, claim, INCONCLUSIVE, "not run")
-    runs = {other: ("test", other), held if other == "fair" else "fair": (BASE, "")}
-    stds = {
-        name: float(scores_by_seed(results.table, ASYNCHRONOUS, *run, "macro_f1").std())
-        for name, run in runs.items()
-    }
-    ratio = stds[held] / stds["fair"] if stds["fair"] else np.nan
+    held_std, fair_std = (
+        float(results.scores(ASYNCHRONOUS, "test", name).std()) for name in (held, "fair")
+    )
+    ratio = held_std / fair_std if fair_std else np.nan
     absent = results.absent.get(held, [])
-    mean = gap if other == held else gap.negated
     result = INCONCLUSIVE
-    if absent or ratio >= MIN_STD_RATIO or mean.sign:
+    if absent or ratio >= MIN_STD_RATIO or gap.sign:
         result = AGREE
     elif ratio <= 1 / MIN_STD_RATIO:
         result = DISAGREE
@@ -70,8 +82,8 @@ def _test_set(results: StudyResults) -> TakeawayCheck:
         1,
         claim,
         result,
-        f"std of macro-F1 over seeds {stds[held]:.3f} held out, {stds['fair']:.3f} fair;"
-        f" held out minus fair {mean}{classes}",
+        f"std of macro-F1 over seeds {held_std:.3f} held out, {fair_std:.3f} fair;"
+        f" held out minus fair {gap}{classes}",
     )
 
 
@@ -138,15 +150,15 @@ def _busy_server(results: StudyResults) -> TakeawayCheck:
     if not delays:
         return TakeawayCheck(6, claim, INCONCLUSIVE, "not run")
     base, slowest = results.plan.strategy, max(delays, key=float)
-    losses: dict[str, Effect] = {}
-    for value in delays[1:]:
-        change = effect(results.table, ASYNCHRONOUS, "server_delay", value)
-        if change is not None:
-            losses[f"{base}, {value} s"] = change.negated
-    for name in results.plan.values(BUSY)[1:]:
-        change = effect(results.table, ASYNCHRONOUS, BUSY, name, reference=("strategy", name))
-        if change is not None:
-            losses[f"{name}, {slowest} s"] = change.negated
+    pairs = {
+        f"{base}, {value} s": (("server_delay", delays[0]), ("server_delay", value))
+        for value in delays[1:]
+    } | {
+        f"{name}, {slowest} s": (("strategy", name), (BUSY, name))
+        for name in results.plan.values(BUSY)[1:]
+    }
+    found = {name: results.difference(ASYNCHRONOUS, *pair) for name, pair in pairs.items()}
+    losses = {name: loss for name, loss in found.items() if loss is not None}
     papers = f"{PAPER_STRATEGY}, {slowest} s"
     deciding = [losses[papers]] if papers in losses else list(losses.values())
     numbers = "; ".join(f"loss with {name}: {loss}" for name, loss in losses.items())
@@ -168,7 +180,7 @@ def _from_effects(
     for factor, better, other, decides in pairs:
         for paradigm in FEDERATED:
             for column in columns:
-                diff = _difference(results, paradigm, factor, better, other, column)
+                diff = results.difference(paradigm, (factor, better), (factor, other), column)
                 if diff is None:
                     continue
                 score = "" if column == "macro_f1" else f" (F1 of {results.rarest})"
@@ -182,22 +194,6 @@ def _combined(signs: list[int]) -> str:
     """AGREE if all nonzero signs are +1, DISAGREE if all are -1, else INCONCLUSIVE."""
     clear = {sign for sign in signs if sign}
     return AGREE if clear == {1} else DISAGREE if clear == {-1} else INCONCLUSIVE
-
-
-def _difference(
-    results: StudyResults, paradigm: str, factor: str, better: str, other: str, column: str
-) -> Effect | None:
-    """better - other, paired by seed; either may be the base value. None if one was not run."""
-    runs = []
-    for value in (better, other):
-        if results.plan.base.get(factor) == value:
-            runs.append((BASE, ""))
-        elif results.plan.find(paradigm, factor, value) is not None:
-            runs.append((factor, value))
-        else:
-            return None
-    first, second = (scores_by_seed(results.table, paradigm, *run, column) for run in runs)
-    return paired((first - second).tolist())
 
 
 CHECKS: tuple[Callable[[StudyResults], TakeawayCheck], ...] = (

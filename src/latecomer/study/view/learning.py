@@ -1,6 +1,6 @@
 """Learning curves on the central test set over virtual time and client updates, and F1 by class."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -74,7 +74,7 @@ def learning_of_all(runs: Runs, clock: Clock) -> Panel:
             ("virtual_seconds", "updates"), _axes(first, clock), strict=True
         ):
             lines = [
-                _band(label, some, x, column, clock if x == "virtual_seconds" else None)
+                band(label, some, x, column, clock.each if x == "virtual_seconds" else list)
                 for label, some in runs.items()
             ]
             views.append(View(f"{name} over {axis}", title, name, lines, unit_share=True))
@@ -127,22 +127,27 @@ def _lines(metrics: pd.DataFrame, x: Sequence[float], shown: Mapping[str, str]) 
     ]
 
 
-def _band(
-    label: str, runs: Sequence[pd.DataFrame], axis: str, column: str, clock: Clock | None
+def band(
+    label: str,
+    runs: Sequence[pd.DataFrame],
+    axis: str,
+    column: str,
+    scale: Callable[[Iterable[float]], list[float]] = list,
 ) -> Series:
+    """A column of the runs over `axis`: mean as a line, range as a band; `scale` maps the axis."""
+    found = mean_and_range(runs, axis, column)
+    ends = (list(found["low"]), list(found["high"])) if len(runs) > 1 else (None, None)
+    return curve(label, scale(found["x"]), list(found["mean"]), *ends)
+
+
+def mean_and_range(runs: Sequence[pd.DataFrame], axis: str, column: str) -> pd.DataFrame:
+    """`x`, `mean`, `low`, `high` of a column over runs, up to the end of the shortest run."""
     end = min(run[axis].iloc[-1] for run in runs)
-    grid = pd.Index(sorted({x for run in runs for x in run[axis] if x <= end}))
-    aligned = pd.DataFrame(
-        {
-            k: run.groupby(axis)[column].last().reindex(grid, method="ffill")
-            for k, run in enumerate(runs)
-        }
-    )
-    x = list(grid) if clock is None else clock.each(grid)
-    mean = list(aligned.mean(axis=1))
-    if len(runs) == 1:
-        return curve(label, x, mean)
-    return curve(label, x, mean, list(aligned.min(axis=1)), list(aligned.max(axis=1)))
+    grid = pd.Index(sorted({x for run in runs for x in run[axis] if x <= end}), name="x")
+    last = [run.groupby(axis)[column].last().reindex(grid, method="ffill") for run in runs]
+    aligned = pd.concat(last, axis=1)
+    found = {"mean": aligned.mean(axis=1), "low": aligned.min(axis=1), "high": aligned.max(axis=1)}
+    return pd.DataFrame(found).reset_index()
 
 
 def _class(column: str, late: Collection[str]) -> str:
