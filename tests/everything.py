@@ -94,7 +94,7 @@ def _repair(device: int, task: int, at: float, epoch: int, luck: random.Random) 
     errors = {"error_estimate": 0.1 + 0.004 * epoch, "error_stale": luck.uniform(0.2, 0.3)}
     return [
         {"time": at + 1, "event": "compensation", **common, **repaired},
-        {"time": at + 2, "event": "judgement", **common, "gap": 3, **errors},
+        {"time": at + 2, "event": "validation", **common, "gap": 3, **errors},
     ]
 
 

@@ -65,7 +65,7 @@ def run(
         summary = resume_run(folder, progress)
     else:
         parsed = _config(config, settings)
-        folder = out or _free_folder(f"{parsed.data.source}-{parsed.strategy.name}")
+        folder = out or _run_folder(f"{parsed.data.source}-{parsed.strategy.name}")
         summary = start_run(parsed, folder, progress)
     report = write_report(folder)
     if quiet:
@@ -132,7 +132,7 @@ def compare(
         tree = with_settings(read_toml(config), settings or [])
         names = _listed(strategies, "--strategies", str)
         numbers = _listed(seeds, "--seeds", int)
-        folder = out or _free_folder(f"compare-{config.stem}")
+        folder = out or _run_folder(f"compare-{config.stem}")
         table = compare_all(tree, names, numbers, folder, jobs, target, on_run_done, on_note)
     report = write_report(folder)
     if quiet:
@@ -174,7 +174,7 @@ def advise(
 
     folder = out
     if trying and folder is None:
-        folder = _free_folder(f"advise-{what.stem if what else 'quickstart'}")
+        folder = _run_folder(f"advise-{what.stem if what else 'quickstart'}")
     numbers = _listed(seeds, "--seeds", int) if trying else None
     advise_on(what, settings or [], folder, numbers, jobs, target, audience, as_json)
 
@@ -312,13 +312,10 @@ def _with_log(settings: list[str] | None, log: str) -> list[str] | None:
     return [*(settings or []), f"log.sinks=[{names}]"]
 
 
-def _free_folder(name: str) -> Path:
-    """runs/NAME-N with the first free number."""
-    base, path, number = Path("runs") / name.replace(":", "."), None, 1
-    while path is None or path.exists():
-        path = base.with_name(f"{base.name}-{number}")
-        number += 1
-    return path
+def _run_folder(name: str) -> Path:
+    from latecomer.study.files import numbered_folder
+
+    return numbered_folder(Path("runs"), name.replace(":", "."))
 
 
 def _listed(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:

@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 
 from latecomer.cli import app
 from latecomer.deploy.flower_app import parse_settings
-from latecomer.deploy.folders import MARKER, PIDS, check_folder, find_folder, new_folder
+from latecomer.deploy.folders import MARKER, PIDS, RUNS, check_folder, find_folder
 from latecomer.deploy.node import NodeOptions, config_text, supernode_command
 from latecomer.deploy.processes import process
 from latecomer.deploy.serve_node import read_config
 from latecomer.deploy.warm import PollInterval, is_known
 from latecomer.errors import BadInput
+from latecomer.study.files import numbered_folder
 
 SETTINGS = {"updates": 40, "strategy": "fedasync", "lr": 0.1}
 
@@ -111,12 +112,12 @@ def test_a_node_polls_often_after_work_and_rarely_when_idle():
 
 def test_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = new_folder("app")
+    first = numbered_folder(RUNS, "deploy-app")
     check_folder(first)
     for name in ("1", "2"):
         (tmp_path / "runs" / f"deploy-app-{name}").mkdir(parents=True)
         (tmp_path / "runs" / f"deploy-app-{name}" / MARKER).write_text("{}")
-    assert new_folder("app").name == "deploy-app-3"
+    assert numbered_folder(RUNS, "deploy-app").name == "deploy-app-3"
     check_folder(first)  # it is a federation's, which goes on
     assert find_folder(None).name == "deploy-app-2"
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

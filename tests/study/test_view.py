@@ -15,7 +15,7 @@ from latecomer.study.view.clusters import clusters
 from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import accuracy_of_all, device_table, widths
 from latecomer.study.view.history import Follower, History, read_history
-from latecomer.study.view.panels import MAX_POINTS, Lanes, Panel, short, thinned
+from latecomer.study.view.panels import MAX_POINTS, Lanes, Panel, short, thinned, to_json
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.run_document import budget_of
 from latecomer.study.view.staleness import staleness, staleness_of_all
@@ -123,7 +123,7 @@ def test_thousands_of_devices_keep_all_late_lanes_and_a_sample() -> None:
 
 def test_a_timeline_is_packed() -> None:
     history = history_of(sent(0, 0, 0), back(6, 0, 0, spans=[1, 3, 2]))
-    packed = lanes_of(timeline(history, FLEET, SECONDS)).to_json()
+    packed = to_json(lanes_of(timeline(history, FLEET, SECONDS)))
     starts = np.frombuffer(b64decode(packed["start"]), dtype="<f4")
     assert starts.tolist() == [0, 1, 4]
 
@@ -254,15 +254,14 @@ def test_a_hundred_models_share_eight_colours() -> None:
     assert panel.views[0].series[-1].y[-1] == 93
 
 
-@pytest.mark.parametrize("kind", ["validation", "judgement"])  # the second in older logs
-def test_compensation_errors_and_switch_off(kind: str) -> None:
+def test_compensation_errors_and_switch_off() -> None:
     compensated = {"device": 0, "task": 0, "lineage": "main", "staleness": 9, "weight": 1.0}
     validated = {"device": 0, "task": 1, "lineage": "main", "gap": 2}
     history = history_of(
         line(1, "compensation", **compensated, gamma=1.0, seconds=0.5),
         line(2, "compensation", **compensated, gamma=0.0, seconds=0.25),
-        line(3, kind, **validated, error_estimate=0.1, error_stale=0.4),
-        line(4, kind, **validated, error_estimate=None, error_stale=0.4),
+        line(3, "validation", **validated, error_estimate=0.1, error_stale=0.4),
+        line(4, "validation", **validated, error_estimate=None, error_stale=0.4),
         line(5, "switch", lineage="main", version=7, error_estimate=0.5, error_stale=0.4),
     )
     panel = compensation(history, SECONDS)

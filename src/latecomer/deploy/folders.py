@@ -10,14 +10,6 @@ PIDS = "processes.json"
 MARKER = "federation.json"  # present in every federation's folder
 
 
-def new_folder(app: str) -> Path:
-    """runs/deploy-APP-N with the first N that is free."""
-    number = 1
-    while (path := RUNS / f"deploy-{app}-{number}").exists():
-        number += 1
-    return path
-
-
 def check_folder(path: Path) -> None:
     """BadInput unless the folder is new, empty, or of an earlier federation."""
     if path.exists() and not path.is_dir():

@@ -1,16 +1,14 @@
 """A whole federation on this machine, on loopback, to try an app before it is deployed."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from latecomer.deploy.certificates import make_node_key
@@ -31,6 +29,7 @@ from latecomer.deploy.processes import Process, end
 from latecomer.deploy.runs import Runs
 from latecomer.deploy.supervised import Supervised
 from latecomer.errors import BadInput, RunFailed
+from latecomer.study.signals import signals_handled
 
 SLOWEST = 2.0
 
@@ -98,12 +97,7 @@ class LocalFederation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def prepare(self) -> None:
@@ -162,7 +156,8 @@ class LocalFederation:
         """End all processes that were started here, and their children."""
         if not self.pids.is_claimed:
             return
-        with _signals_ignored():
+        # A second Ctrl-C would leave half of the processes running.
+        with signals_handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
             with ThreadPoolExecutor(max(1, min(32, len(self.nodes)))) as pool:
                 list(pool.map(Node.stop, self.nodes))
             self.server.superexec.stop()
@@ -231,19 +226,3 @@ def _wait(what: str, done: Callable[[], bool], timeout: float, part: Supervised)
             last = part.text().strip().splitlines()[-1:] or ["it wrote nothing"]
             raise RunFailed(f"waited {timeout:g} s for {what}; {last[0]} (more in {part.log_file})")
         time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Ignore a second Ctrl-C, which would leave half of the processes running."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    try:
-        old = [signal.signal(one, signal.SIG_IGN) for one in signals]
-    except ValueError:  # not the main thread, the only one that handles signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for one, handler in zip(signals, old, strict=True):
-            signal.signal(one, handler)

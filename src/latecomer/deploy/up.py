@@ -1,20 +1,21 @@
 """`latecomer deploy up`, `status` and `down`: run, inspect and end a local federation."""
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latecomer.deploy.flower_app import app_config, parse_settings
-from latecomer.deploy.folders import PIDS, check_folder, find_folder, new_folder
+from latecomer.deploy.folders import PIDS, RUNS, check_folder, find_folder
 from latecomer.deploy.guard import federation_processes
 from latecomer.deploy.local import LocalFederation
 from latecomer.deploy.pids import SUPERVISOR, PidFile
 from latecomer.deploy.processes import end
-from latecomer.deploy.progress import Progress, RunReader
+from latecomer.deploy.progress import RunProgress
 from latecomer.deploy.runs import RunWatch
 from latecomer.errors import RunFailed
+from latecomer.study.files import numbered_folder
+from latecomer.study.signals import signals_handled
 
 LINE_SECONDS = 2.0
 DOWN_TIMEOUT = 30.0
@@ -34,14 +35,18 @@ def up(
 ) -> None:
     """Start a federation, run the app on it, print its progress, and end everything."""
     config = parse_settings(settings, app_config(app.resolve()))
-    folder = new_folder(app.resolve().name) if folder is None else folder
+    folder = folder or numbered_folder(RUNS, f"deploy-{app.resolve().name}")
     check_folder(folder)
     began = time.monotonic()
 
     def report(text: str) -> None:
         echo(f"{time.monotonic() - began:6.1f} s  {text}")
 
-    with _signals_interrupt(), LocalFederation(app, devices, folder, tls, warm, slowest) as fed:
+    with (
+        # SIGTERM and a closed terminal (SIGHUP) are treated like Ctrl-C.
+        signals_handled(_interrupt, signal.SIGTERM, signal.SIGHUP),
+        LocalFederation(app, devices, folder, tls, warm, slowest) as fed,
+    ):
         how = ("TLS and node keys" if tls else "no TLS") + (", warm nodes" if fed.warm else "")
         report(f"starting a SuperLink and {_nodes(devices)} on loopback ({how}); files in {folder}")
         fed.start()
@@ -56,22 +61,21 @@ def up(
     echo(f"results: {folder / 'run'}" if last.updates else f"files:   {folder}")
 
 
-def _follow(fed: LocalFederation, run: int, report: Echo) -> tuple[str, Progress]:
+def _follow(fed: LocalFederation, run: int, report: Echo) -> tuple[str, RunProgress]:
     """Print a line whenever the progress changes, until the run has finished."""
-    watch, reader = RunWatch(fed.runs, run), RunReader(fed.run_folder)
+    watch, progress = RunWatch(fed.runs, run), RunProgress(fed.run_folder)
     printed, due, reason = "", 0.0, ""
     while True:
         status = watch.ended()
         joined = sum(node.has_joined() for node in fed.nodes)
-        progress = reader.read()
+        progress.read()
         line = f"{progress.line()}, {joined}/{len(fed.nodes)} nodes"
         if line != printed and (status or time.monotonic() >= due):
             report(line)
             printed, due = line, time.monotonic() + LINE_SECONDS
-        if progress.reason != reason:
-            if progress.reason:
-                report(f"lost: {progress.reason}")
-            reason = progress.reason
+        if progress.history.failure not in ("", reason):
+            reason = progress.history.failure
+            report(f"lost: {reason}")
         if status:
             return status, progress
         time.sleep(0.25)
@@ -93,14 +97,16 @@ def _why(fed: LocalFederation, status: str) -> str:
     return f"the run has ended as {how}" + (f": {errors[-1]}" if errors else "")
 
 
-def summary(progress: Progress, seconds: float) -> Iterator[str]:
+def summary(progress: RunProgress, seconds: float) -> Iterator[str]:
     """The lines printed after a finished run."""
     if not progress.updates:
         return
     yield f"finished in {seconds:.0f} s: {progress.line()}"
-    stale = max(progress.staleness, default=0)
-    yield f"staleness: mean {progress.mean_staleness():.1f}, at most {stale}"
-    shares = ", ".join(f"{name} {n}" for name, n in sorted(progress.by_device.items()))
+    history = progress.history
+    mean = sum(k * n for k, n in history.staleness.items()) / max(1, progress.updates)
+    yield f"staleness: mean {mean:.1f}, at most {max(history.staleness, default=0)}"
+    named = {str(history.names.get(d, d)): n for d, n in history.updates.items()}
+    shares = ", ".join(f"{name} {n}" for name, n in sorted(named.items()))
     yield f"updates:   {shares}"
 
 
@@ -112,7 +118,8 @@ def status(folder: Path | None, echo: Echo) -> None:
     echo(f"{found}: {'up' if alive else 'down'}")
     for name, one in pids.read().items():
         echo(f"  {name:<20} {one.pid:>8}  {'alive' if name in alive else 'gone'}")
-    progress = RunReader(found / "run").read()
+    progress = RunProgress(found / "run")
+    progress.read()
     if progress.updates:
         echo(f"  {progress.line()}")
 
@@ -136,17 +143,5 @@ def down(folder: Path | None, echo: Echo) -> None:
     echo(f"{found}: {f'{ended} processes ended' if ended else 'nothing was running'}")
 
 
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and a closed terminal (SIGHUP) like Ctrl-C."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    old = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, old, strict=True):
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

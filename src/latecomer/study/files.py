@@ -62,6 +62,14 @@ class Table:
         self.file.flush()
 
 
+def numbered_folder(parent: Path, name: str) -> Path:
+    """parent/NAME-N with the first N that is free; it is not created."""
+    number = 1
+    while (path := parent / f"{name}-{number}").exists():
+        number += 1
+    return path
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a new file and renames it: readers see the old text or the new one."""
     new = path.with_name(path.name + ".new")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +31,7 @@ from latecomer.study.lock import FolderLock
 from latecomer.study.metrics import Scores
 from latecomer.study.models import write_models
 from latecomer.study.results import flatten, read_json, without_nan
+from latecomer.study.signals import signals_handled
 from latecomer.study.sinks import Sinks, check_sinks
 from latecomer.study.summary import SCALARS, f1_by_class, summary_of, used_lineages
 from latecomer.study.totals import RunTotals
@@ -41,17 +42,8 @@ MAX_FAILED_TASKS_PER_DEVICE = 50
 DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
 
-class Progress(Protocol):
-    """Receives the progress of a run, for display."""
-
-    def started(self, experiment: Experiment, folder: Path) -> None: ...
-    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
-    def evaluated(self, row: Mapping[str, Any]) -> None: ...
-    def finished(self) -> None: ...
-
-
 class Silent:
-    """Displays nothing."""
+    """Receives the progress of a run and displays nothing; base class of the displays."""
 
     def started(self, experiment: Experiment, folder: Path) -> None: ...
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
@@ -76,7 +68,7 @@ def new_folder(path: Path) -> Path:
 def start_run(
     config: Config,
     folder: Path,
-    progress: Progress | None = None,
+    progress: Silent | None = None,
     strategy: Strategy | FlowerStrategy | Build | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
@@ -89,7 +81,7 @@ def start_run(
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
-def resume_run(folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+def resume_run(folder: Path, progress: Silent | None = None) -> dict[str, Any]:
     """Continue from the last checkpoint of a run; a finished run is only read."""
     if not (folder / "config.toml").is_file() or not (folder / "config.toml").stat().st_size:
         raise BadInput(f"{folder}: no run to resume here (it has no config.toml)")
@@ -147,7 +139,7 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
 class _Run:
     """One run: its server, engine and files; starts from the checkpoint if there is one."""
 
-    def __init__(self, experiment: Experiment, folder: Path, progress: Progress) -> None:
+    def __init__(self, experiment: Experiment, folder: Path, progress: Silent) -> None:
         # One thread: small models are faster with it, and sums always have the same order.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
@@ -197,7 +189,7 @@ class _Run:
         if self.evaluated[0] < 0:
             self._evaluate()
         try:
-            with _Signals(self):
+            with signals_handled(self._interrupt, signal.SIGINT, signal.SIGTERM):
                 reason = self.engine.run(self.bounds, self._after_step)
         finally:
             self.progress.finished()
@@ -223,6 +215,10 @@ class _Run:
         if retired == devices:
             return "all devices have spent their privacy budgets"
         return f"{reason}; {retired} of {devices} devices have spent their privacy budgets"
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """End the run after the present step, with a checkpoint."""
+        self.interrupted = True
 
     def _after_step(self) -> bool:
         every = self.config.evaluate.every
@@ -382,25 +378,3 @@ class _Run:
             table.write(dict(zip(DEVICE_COLUMNS, (*row, lineage_of(device)), strict=True)))
         table.file.close()
         return found
-
-
-class _Signals:
-    """SIGINT and SIGTERM end the run after the present step, with a checkpoint."""
-
-    def __init__(self, run: _Run) -> None:
-        self.run = run
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._old[number] = signal.signal(number, self._stop)
-            except ValueError:  # not in the main thread
-                return
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.run.interrupted = True

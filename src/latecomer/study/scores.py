@@ -1,11 +1,10 @@
 """Evaluation of a deployed model during its run: metrics.csv in the server's folder."""
 
-import csv
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
+import pandas as pd
 from torch import Tensor
 
 from latecomer.core.server import Server
@@ -43,35 +42,22 @@ class Scores:
             **{name: round(float(value), 6) for name, value in found.items()},
         }
         if self._table is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            length = _length_before(self.path, server.store.commits)
-            self._began -= _seconds_in(self.path, length)
+            kept = self._rows_before(server.store.commits)
+            self._began -= 0.0 if kept.empty else float(kept["wall_seconds"].iloc[-1])
             row["wall_seconds"] = round(time.monotonic() - self._began, 3)
-            self._table = Table(self.path, list(row), length)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._table = Table(self.path, list(row))
+            for earlier in kept.to_dict("records"):
+                self._table.write({name: earlier.get(str(name)) for name in row})
         if server.store.commits != self._written:
             self._table.write(row)
             self._written = server.store.commits
         return found
 
-
-def _length_before(path: Path, version: int) -> int:
-    """Length in bytes of the header and the rows of versions below `version`."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        return 0
-    rows = csv.DictReader(lines)
-    kept = 1
-    for row in rows:
-        if not (row.get("version") or "").isdigit() or int(row["version"]) >= version:
-            break
-        kept += 1
-    return len("".join(lines[:kept]).encode()) if kept > 1 else 0
-
-
-def _seconds_in(path: Path, length: int) -> float:
-    """`wall_seconds` of the last row in the first `length` bytes; 0 without a row."""
-    with suppress(OSError, ValueError, KeyError, IndexError):
-        rows = list(csv.DictReader(path.read_bytes()[:length].decode().splitlines()))
-        return float(rows[-1]["wall_seconds"])
-    return 0.0
+    def _rows_before(self, version: int) -> pd.DataFrame:
+        """The rows of an earlier process up to `version`; empty if there is no such table."""
+        try:
+            table = pd.read_csv(self.path)
+            return table[table["version"] < version].dropna(subset="wall_seconds")
+        except (OSError, ValueError, LookupError, TypeError):
+            return pd.DataFrame()

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from latecomer.study.compare import SHOWN, cell_text, legend, spread
 from latecomer.study.experiment import Experiment
+from latecomer.study.runner import Silent
 
 LINE_EVERY_SECONDS = 2.0
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -67,7 +68,7 @@ def headline(experiment: Experiment, verbose: bool) -> list[str]:
     ]
 
 
-class Lines:
+class Lines(Silent):
     """Progress as plain lines, at most one every LINE_EVERY_SECONDS; for logs and pipes."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
@@ -78,8 +79,6 @@ class Lines:
     def started(self, experiment: Experiment, folder: Path) -> None:
         for line in headline(experiment, self.verbose):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
         rate = self._rate(row["updates"])
@@ -92,10 +91,8 @@ class Lines:
             highlight=False,
         )
 
-    def finished(self) -> None: ...
 
-
-class Bar:
+class Bar(Silent):
     """Progress as one bar with text; for terminals."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:

@@ -63,7 +63,7 @@ def markdown(blocks: Iterable[Block]) -> str:
 
 def _markdown_table(table: pd.DataFrame) -> str:
     rows: list[list[str]] = table.to_numpy().tolist()
-    rows = [list(table), ["---"] * len(table.columns), *rows]
+    rows = [list(map(str, table)), ["---"] * len(table.columns), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

@@ -102,8 +102,7 @@ def _draw_line(axes: Any, series: Series, colour: str, index: int) -> None:
         marker = MARKERS[index % len(MARKERS)]
         axes.scatter(x, y, s=9, color=colour, marker=marker, label=name, linewidths=0.6)
         return
-    place = index // len(COLOURS) if series.dash is None else series.dash
-    style = {"color": colour, "linestyle": DASHES[place % len(DASHES)], "linewidth": 1.6}
+    style = {"color": colour, "linestyle": DASHES[series.dash % len(DASHES)], "linewidth": 1.6}
     axes.plot(
         x, y, label=name, drawstyle="steps-post" if series.kind == "step" else "default", **style
     )
@@ -209,12 +208,8 @@ def _legend(figure: Any, axes: Any) -> None:
 
 
 def _coloured(view: View, *kinds: str) -> list[tuple[Series, str]]:
-    """Each series of these kinds with its colour; the default colour is its index in the view."""
-    return [
-        (s, COLOURS[(k if s.colour is None else s.colour) % len(COLOURS)])
-        for k, s in enumerate(view.series)
-        if s.kind in kinds
-    ]
+    """Each series of these kinds with its colour."""
+    return [(s, COLOURS[s.colour]) for s in view.series if s.kind in kinds]
 
 
 def _numbers(values: Any) -> Any:

@@ -74,6 +74,9 @@ class History:
         self.names: dict[int, str] = {}  # of deployed devices
         self.overdue: set[int] = set()  # deployed devices whose reply is overdue
         self.lost: set[int] = set()  # devices whose last task was lost
+        self.commits = 0
+        self.failures = 0  # refused updates and failed tasks
+        self.failure = ""  # device and reason of the last one
 
     def feed(self, lines: Iterable[bytes]) -> None:
         """Takes whole lines of events.jsonl, in order; may be called again with later lines."""
@@ -83,9 +86,35 @@ class History:
     def take(self, event: dict[str, Any]) -> None:
         """Takes one event."""
         self.now = event["time"]
-        handler = HANDLERS.get(event["event"])
-        if handler is not None:
-            handler(self, event)
+        match event["event"]:
+            case "dispatch":
+                self._dispatch(event)
+            case "arrival":
+                self._arrival(event)
+            case "commit":
+                self.commits = max(self.commits, event["version"])
+            case "introduction":
+                self._introduction(event)
+            case "overdue" | "away":
+                self.overdue.add(event["device"])
+            case "refusal":
+                self._refusal(event)
+            case "drop":
+                self._drop(event)
+            case "compensation":
+                self._weight(event)
+                self.compensations.append(event)
+            case "validation":
+                self.validations.append(event)
+            case "switch":
+                self.switch_offs.append(event)
+            case "retire":
+                self.retired.add(event["device"])
+                self._spend(event)
+            case "level":
+                self.widths[event["device"]] = event["width"]
+            case "split" | "merge" | "broadcast":
+                self._cluster_event(event)
 
     def _dispatch(self, event: dict[str, Any]) -> None:
         device = event["device"]
@@ -119,10 +148,13 @@ class History:
         if event["width"] < 1:
             self.widths[event["device"]] = event["width"]
 
-    def _overdue(self, event: dict[str, Any]) -> None:
-        self.overdue.add(event["device"])
+    def _fail(self, event: dict[str, Any]) -> None:
+        device: Any = event.get("device", event.get("node"))
+        self.failures += 1
+        self.failure = f"{self.names.get(device, device)}: {event.get('reason', '')}"
 
     def _refusal(self, event: dict[str, Any]) -> None:
+        self._fail(event)
         if event.get("device") is None or event.get("task") is None:
             return  # from a node without a device number, or a reply to no known task
         self._close(event, End.REFUSED)
@@ -130,21 +162,11 @@ class History:
         self._spend(event)
 
     def _drop(self, event: dict[str, Any]) -> None:
+        self._fail(event)
         # The task is still open if it was lost; it is closed if the merge rejected its update.
         if event["task"] in self.open:
             self.lost.add(event["device"])
             self._close(event, End.LOST)
-
-    def _compensation(self, event: dict[str, Any]) -> None:
-        self._weight(event)
-        self.compensations.append(event)
-
-    def _retire(self, event: dict[str, Any]) -> None:
-        self.retired.add(event["device"])
-        self._spend(event)
-
-    def _level(self, event: dict[str, Any]) -> None:
-        self.widths[event["device"]] = event["width"]
 
     def _cluster_event(self, event: dict[str, Any]) -> None:
         self.cluster_events.append(event)
@@ -157,12 +179,6 @@ class History:
         for device in members if event["event"] == "merge" else event.get("devices", ()):
             if self.cluster_of.get(device) != into:
                 self._move(device, into)
-
-    def _validation(self, event: dict[str, Any]) -> None:
-        self.validations.append(event)
-
-    def _switch(self, event: dict[str, Any]) -> None:
-        self.switch_offs.append(event)
 
     def _close(self, event: dict[str, Any], end: End) -> None:
         found = self.open.pop(event["task"], None)
@@ -195,26 +211,6 @@ class History:
     def _move(self, device: int, lineage: str) -> None:
         self.cluster_of[device] = lineage
         self.moves.append((self.now, device, lineage))
-
-
-HANDLERS = {
-    "introduction": History._introduction,
-    "overdue": History._overdue,
-    "away": History._overdue,
-    "dispatch": History._dispatch,
-    "arrival": History._arrival,
-    "refusal": History._refusal,
-    "drop": History._drop,
-    "compensation": History._compensation,
-    "validation": History._validation,
-    "judgement": History._validation,  # its name in older logs
-    "switch": History._switch,
-    "retire": History._retire,
-    "level": History._level,
-    "split": History._cluster_event,
-    "merge": History._cluster_event,
-    "broadcast": History._cluster_event,
-}
 
 
 class Follower:

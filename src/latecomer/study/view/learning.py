@@ -55,7 +55,7 @@ def classes(metrics: pd.DataFrame, late: Collection[str], clock: Clock) -> Panel
     views.append(View("at the end", "class", "F1", bars, unit_share=True))
     if len(metrics) > 1:
         lines = [
-            curve(_class(c, late), x, list(metrics[c]), dash=2 if c[3:] in late else None)
+            curve(_class(c, late), x, list(metrics[c]), dash=2 if c[3:] in late else -1)
             for c in names
         ]
         views.append(View(f"over {axis}", title, "F1", lines, unit_share=True))

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from latecomer.study.view.panels import Document
+from latecomer.study.view.panels import Document, to_json
 
 SCRIPTS = ("plotly-basic.min.js", "lanes.js", "charts.js", "page.js")
 # Inline scripts and styles only: the report can neither load nor send anything.
@@ -24,7 +24,7 @@ def asset(name: str) -> str:
 
 def report_page(document: Document) -> str:
     """The document as one self-contained HTML page."""
-    data = document.to_json()
+    data = to_json(document)
     scripts = "\n".join(f"<script>{asset(name)}</script>" for name in SCRIPTS)
     facts = "".join(f"<li>{html.escape(n)}: {html.escape(v)}</li>" for n, v in data["facts"])
     return f"""<!doctype html>

@@ -6,7 +6,7 @@ The page makes its data tables and text alternatives from the same series.
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
@@ -32,8 +32,8 @@ class Series:
     kind: Kind = "line"
     low: Sequence[Any] | None = None
     high: Sequence[Any] | None = None
-    colour: int | None = None  # index in COLOURS; None: the index of the series
-    dash: int | None = None
+    colour: int = -1  # index in COLOURS; -1: by the index of the series in its view
+    dash: int = -1  # 0: solid; -1: solid for the first eight series of a view
     size: int = 6  # of dots
 
 
@@ -67,19 +67,6 @@ class Lanes:
     start: NDArray[np.float32]
     end: NDArray[np.float32]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "labels": list(self.labels),
-            "late": [int(late) for late in self.late],
-            "states": [
-                {"name": s.name, "colour": s.colour, "thin": int(s.thin)} for s in self.states
-            ],
-            "offsets": _packed(self.offsets.astype("<u4")),
-            "state": _packed(self.state.astype("u1")),
-            "start": _packed(self.start.astype("<f4")),
-            "end": _packed(self.end.astype("<f4")),
-        }
-
 
 @dataclass(frozen=True)
 class View:
@@ -96,25 +83,16 @@ class View:
     lanes: Lanes | None = None
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "name": self.name,
-            "x": self.x_title,
-            "y": self.y_title,
-            "series": [_series(i, s) for i, s in enumerate(self.series)],
-        }
-        for key in ("unit_share", "stacked", "log_x"):
-            if getattr(self, key):
-                found[key] = 1
-        if self.marks:
-            found["marks"] = [
-                {"at": short(m.at), "label": m.label, "level": int(m.level)} for m in self.marks
-            ]
-        if self.lanes is not None:
-            found["lanes"] = self.lanes.to_json()
-        if self.note:
-            found["note"] = self.note
-        return found
+    def __post_init__(self) -> None:
+        numbered = [
+            replace(
+                series,
+                colour=(index if series.colour < 0 else series.colour) % len(COLOURS),
+                dash=index // len(COLOURS) if series.dash < 0 else series.dash,
+            )
+            for index, series in enumerate(self.series)
+        ]
+        object.__setattr__(self, "series", numbered)
 
 
 @dataclass(frozen=True)
@@ -126,10 +104,6 @@ class Panel:
     about: str
     views: Sequence[View]
 
-    def to_json(self) -> dict[str, Any]:
-        views = [view.to_json() for view in self.views]
-        return {"id": self.id, "title": self.title, "about": self.about, "views": views}
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -139,10 +113,6 @@ class Rows:
     title: str
     about: str
     columns: Mapping[str, Sequence[Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        columns = [[name, [short(v) for v in values]] for name, values in self.columns.items()]
-        return {"id": self.id, "title": self.title, "about": self.about, "columns": columns}
 
 
 @dataclass(frozen=True)
@@ -157,16 +127,21 @@ class Document:
     texts: Mapping[str, str] = field(default_factory=dict)  # config, command to reproduce
     notes: Sequence[str] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "subtitle": self.subtitle,
-            "facts": [[name, value] for name, value in self.facts.items()],
-            "panels": [panel.to_json() for panel in self.panels],
-            "tables": [table.to_json() for table in self.tables],
-            "texts": [[name, text] for name, text in self.texts.items()],
-            "notes": list(self.notes),
-        }
+
+def to_json(value: Any) -> Any:
+    """A document or a part of it for the page.
+
+    Dataclasses become objects, mappings lists of pairs, arrays base64 of little-endian values.
+    """
+    if isinstance(value, Mapping):
+        return [[to_json(name), to_json(each)] for name, each in value.items()]
+    if isinstance(value, np.ndarray):
+        return b64encode(value.astype(value.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+    if is_dataclass(value):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return short(value)
 
 
 def short(value: Any) -> Any:
@@ -195,7 +170,7 @@ def curve(
     y: Sequence[Any],
     low: Sequence[Any] | None = None,
     high: Sequence[Any] | None = None,
-    dash: int | None = None,
+    dash: int = -1,
 ) -> Series:
     """A line of at most MAX_POINTS points."""
     if low is None or high is None:
@@ -208,24 +183,3 @@ def curve(
 def without_empty(panels: Iterable[Panel | None]) -> list[Panel]:
     """The panels that have a view."""
     return [p for p in panels if p is not None and p.views]
-
-
-def _series(index: int, series: Series) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": series.name,
-        "kind": series.kind,
-        "x": [short(v) for v in series.x],
-        "y": [short(v) for v in series.y],
-        "colour": (index if series.colour is None else series.colour) % len(COLOURS),
-        "dash": (index // len(COLOURS) if series.dash is None else series.dash),
-    }
-    if series.low is not None and series.high is not None:
-        found["low"] = [short(v) for v in series.low]
-        found["high"] = [short(v) for v in series.high]
-    if series.kind == "dots":
-        found["size"] = series.size
-    return found
-
-
-def _packed(values: NDArray[Any]) -> str:
-    return b64encode(values.tobytes()).decode("ascii")

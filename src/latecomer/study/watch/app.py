@@ -12,10 +12,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.types import ASGIApp
 
 from latecomer.errors import BadInput
 from latecomer.study.view.page import SCRIPTS, asset
-from latecomer.study.watch.access import AccessControl, App, is_loopback, new_token
+from latecomer.study.watch.access import AccessControl, is_loopback, new_token
 from latecomer.study.watch.run_documents import RunDocuments
 from latecomer.study.watch.run_processes import RunProcesses
 
@@ -30,7 +31,7 @@ def live_app(
     processes: RunProcesses | None = None,
     token: str | None = None,
     ended: Callable[[], bool] = lambda: False,
-) -> App:
+) -> ASGIApp:
     """The live page of all runs in `root`; streams end when `ended()` is true."""
     processes = processes or RunProcesses()
     documents = RunDocuments(root, processes.state)

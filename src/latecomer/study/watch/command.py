@@ -6,6 +6,7 @@ from pathlib import Path
 
 from latecomer.errors import BadInput
 from latecomer.study.config import load_config
+from latecomer.study.files import numbered_folder
 from latecomer.study.watch.folders import is_run
 from latecomer.study.watch.run_processes import RunProcesses
 
@@ -37,7 +38,9 @@ def watch(
     processes = RunProcesses()
     run, address = serve(folder, processes, host, port)
     for config in configs:
-        processes.start(config.resolve(), _free(folder.resolve(), config.stem), settings)
+        new = numbered_folder(folder.resolve(), config.stem)
+        new.mkdir()
+        processes.start(config.resolve(), new, settings)
     echo(f"watching {folder}: {address}")
     try:
         run()
@@ -55,12 +58,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{folder}: cannot be written: {error.strerror}") from error
-
-
-def _free(folder: Path, name: str) -> Path:
-    """Creates `folder/NAME-k` with the smallest free k; returns its path."""
-    number = 1
-    while (path := folder / f"{name}-{number}").exists():
-        number += 1
-    path.mkdir()
-    return path

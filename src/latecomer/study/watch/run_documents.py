@@ -12,6 +12,7 @@ from typing import Any
 from latecomer.errors import BadInput
 from latecomer.study.results import Result
 from latecomer.study.view.history import Follower
+from latecomer.study.view.panels import to_json
 from latecomer.study.view.run_document import run_document
 from latecomer.study.watch.folders import runs_in
 
@@ -54,7 +55,7 @@ class FollowedRun:
         try:
             self._log.catch_up(MAX_BYTES_PER_READ)
             self._behind = self._log.lags
-            found = run_document(Result(self.folder), self._log.history, MAX_SPANS).to_json()
+            found = run_document(Result(self.folder), self._log.history, MAX_SPANS)
         except BadInput as error:
             # A new run has no metrics yet, or a row is incomplete.
             self._not_before = time.monotonic() + EVERY_SECONDS
@@ -62,7 +63,7 @@ class FollowedRun:
                 self._publish({"waiting": str(error)})
             return
         self._seen = stamps
-        self._publish(found)
+        self._publish(to_json(found))
         cost = time.thread_time() - begun
         self._not_before = time.monotonic() + max(EVERY_SECONDS, cost / DUTY)
 

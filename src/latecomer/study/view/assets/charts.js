@@ -99,8 +99,8 @@ window.Latecomer = window.Latecomer || {};
   ns.baseLayout = function (view, theme, width) {
     const axis = { gridcolor: theme.grid, linecolor: theme.line, zerolinecolor: theme.line,
       automargin: true, tickfont: { size: 12 }, title: { font: { size: 13 }, standoff: 8 } };
-    const x = Object.assign({}, axis, { title: Object.assign({ text: view.x }, axis.title) });
-    const y = Object.assign({}, axis, { title: Object.assign({ text: view.y }, axis.title) });
+    const x = Object.assign({}, axis, { title: Object.assign({ text: view.x_title }, axis.title) });
+    const y = Object.assign({}, axis, { title: Object.assign({ text: view.y_title }, axis.title) });
     y.rangemode = "tozero";
     if (view.unit_share) { y.range = [view.stacked ? 0 : -0.02, 1.02]; y.tickformat = ".1~f"; y.dtick = 0.2; }
     if (view.log_x) {
@@ -200,7 +200,7 @@ window.Latecomer = window.Latecomer || {};
     if (all > 200) keys = keys.filter((_, i) => i % Math.ceil(all / 200) === 0 || i === all - 1);
     const rows = keys.map((x) => [x, ...columns.map((c) => c(x))]);
     (view.marks || []).forEach((m) => rows.push([m.at, m.label]));
-    return { head: [view.x, ...view.series.map((s) => s.name)], rows,
+    return { head: [view.x_title, ...view.series.map((s) => s.name)], rows,
       left: all > keys.length ? `${keys.length} of ${all} rows, evenly picked.` : "" };
   };
 })(window.Latecomer);
