@@ -267,14 +267,25 @@ def test_earlier_releases_of_another_kind_count_towards_the_budget() -> None:
 )
 def test_a_ledger_survives_as_a_tensor(counts: dict[Release, int]) -> None:
     rows = Ledger(counts.items()).to_tensor()
-    assert rows.shape == (len(counts), 4)
+    assert rows.shape == (len(counts), 5)
     assert rows.dtype is torch.float64
     assert dict(Ledger.from_tensor(rows).history) == counts
 
 
 def test_the_rows_of_a_ledger() -> None:
-    rows = Ledger([(Release("laplace", 3.0), 2), (SAMPLED, 10)]).to_tensor()
-    assert rows.tolist() == [[0.0, 1.2, 0.2, 10.0], [1.0, 3.0, 1.0, 2.0]]
+    rows = Ledger([(Release("laplace", 3.0), 2), (SAMPLED, 10)], "step").to_tensor()
+    assert rows.tolist() == [[2.0, 0.0, 1.2, 0.2, 10.0], [2.0, 1.0, 3.0, 1.0, 2.0]]
+    assert Ledger.from_tensor(rows).unit == "step"
+    assert Ledger.from_tensor(Ledger().to_tensor()).unit == ""
+
+
+def test_an_account_has_one_unit() -> None:
+    ledger = Ledger()
+    ledger.use("step")
+    ledger.use("step")
+    for other in ("update", "sampled step"):
+        with pytest.raises(BadInput, match=f"of unit 'step'.* of unit '{other}'"):
+            ledger.use(other)
 
 
 CALIBRATED = [

@@ -153,7 +153,7 @@ def test_everything_leaves_through_release(
         return seen[-1][0]
 
     monkeypatch.setattr(client_module, "release", watch)
-    poor = device(replace(UPDATE, budget=1e-3))
+    poor = device(replace(STEP, budget=1e-3))
     for client, silent in ((device(), False), (poor, True)):
         update = client.perform(task(), memory)
         last, private = seen.pop()

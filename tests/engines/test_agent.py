@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec
-from latecomer.device.client import LEDGER, Client
+from latecomer.device.client import Client
 from latecomer.device.disk import DeviceDisk
 from latecomer.device.flat import flat_model
 from latecomer.device.ledger import Ledger
@@ -21,6 +21,7 @@ from latecomer.engines.wire import (
     encode_resume,
     encode_task,
 )
+from latecomer.errors import BadInput
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
 SPEC = TrainSpec(local_epochs=1, batch_size=4, lr=0.1)
@@ -155,8 +156,11 @@ def test_the_ledger_grows_over_restarts_and_over_runs(tmp_path):
         for i in range(2)
     ]
     assert spent == sorted(set(spent))
-    kept = DeviceDisk(tmp_path).load()
-    assert sum(count for _, count in Ledger.from_tensor(kept.memory[LEDGER]).history) == 4
+    disk = DeviceDisk(tmp_path)
+    rows = disk.load_ledger(disk.load())
+    assert sum(count for _, count in Ledger.from_tensor(rows).history) == 4
+    with pytest.raises(BadInput, match="unit 'step'"):
+        asked(an_agent(tmp_path, replace(PRIVATE, where="update")), "b-2", "b")
 
 
 def test_a_spent_budget_ends_it_for_good(tmp_path):

@@ -7,15 +7,15 @@ import pytest
 
 import latecomer
 from fake_grid import FakeTransport, ToyNode
+from latecomer.device.lock import FolderLock
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.deployed import Deployment
-from latecomer.study.lock import FolderLock
 from latecomer.study.runner import resume_run
 from toy import toy_fleet, toy_server
 
 CONFIG = {"fleet": {"devices": 4}, "stop": {"updates": 8}, "engine": {"kernel": "plain"}}
-HOLDS = "import sys, time\nfrom pathlib import Path\nfrom latecomer.study.lock import FolderLock\n"
+HOLDS = "import sys, time\nfrom pathlib import Path\nfrom latecomer.device.lock import FolderLock\n"
 HOLDS += "lock = FolderLock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)"
 
 

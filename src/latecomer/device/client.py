@@ -13,7 +13,7 @@ from latecomer.device.ledger import Ledger
 from latecomer.device.local_training import LocalTraining
 from latecomer.device.memory import DeviceMemory, balanced, lazy_upload
 from latecomer.device.networks import Networks
-from latecomer.device.privacy import Privacy, noise_rng
+from latecomer.device.privacy import Privacy, noise_rng, system_rng
 from latecomer.device.release import release
 from latecomer.device.training import (
     Plan,
@@ -40,8 +40,9 @@ class Client:
     """Trains the network of each task on the examples of one device.
 
     With `privacy`, everything that leaves the device is noised and in its ledger, whatever a task
-    asks for. With a `stream` the data change: it returns those of the time at which a task began;
-    `x` and `y` are then the largest set of them.
+    asks for; with `system_noise` batches and noise of private tasks are drawn from the operating
+    system instead of the seed. With a `stream` the data change: it returns those of the time at
+    which a task began; `x` and `y` are then the largest set of them.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Client:
         seed: int,
         privacy: Privacy | None = None,
         stream: Stream | None = None,
+        system_noise: bool = False,
     ) -> None:
         if len(x) != len(y) or not len(x):
             raise BadInput(
@@ -66,6 +68,7 @@ class Client:
         self.seed = seed
         self.privacy = privacy
         self.stream = stream
+        self.system_noise = system_noise
         self.num_examples = len(y)
 
     def data(self, task: Task) -> tuple[Tensor, Tensor]:
@@ -206,13 +209,15 @@ class Client:
     def _perform_privately(self, task: Task, memory: DeviceMemory, privacy: Privacy) -> Update:
         """As `perform`, without choice among models and losses, which would leak un-noised."""
         ledger = Ledger.from_tensor(memory[LEDGER]) if LEDGER in memory else Ledger()
+        ledger.use(privacy.unit)
         x, y = self.data(task)
         spec, n = privacy.enforced(task.spec), len(y)
         if not privacy.may_release(ledger, n, spec):
             empty = Update(task.id, None, n, epsilon=privacy.epsilon(ledger), last=True)
             return release(empty, private=True)
-        plan = privacy.plan(n, spec, task_rng(self.seed, self.device, task.number))
-        noise = noise_rng(self.seed, self.device, task.number)
+        stream = (self.seed, self.device, task.number)
+        plan = privacy.plan(n, spec, system_rng() if self.system_noise else task_rng(*stream))
+        noise = None if self.system_noise else noise_rng(*stream)
         sizes = [int(size) for size in plan.mask.sum(1).tolist()]
         network = self.network(task.submodel)
         hook = privacy.on_gradient(sizes, n, spec, noise)

@@ -1,28 +1,40 @@
-"""The state folder of a deployed device: secret, memory, privacy ledger, open task, last answer.
+"""The state folder of a deployed device: secret, privacy ledger, memory, open task, last answer.
 
 Files are written under another name and moved into place, so a process killed at any moment leaves
-the old state or the new one. They are readable by their owner only.
+the old content or the new one. They begin with a checksum and are readable by their owner only. A
+process that changes them must hold the lock of the folder.
+
+The ledger counts its charges, and the state has that count too. A ledger that is damaged, missing
+or older than the state is refused, never replaced by an older one, which would undercharge. A
+damaged state is replaced by a new one: the ledger is not in it.
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from latecomer.core.codec import storable
 from latecomer.device.local_training import LocalTraining
+from latecomer.device.lock import FolderLock
 from latecomer.device.memory import DeviceMemory
 from latecomer.device.optimizers import OptimizerState
 from latecomer.errors import BadInput
 
+log = logging.getLogger(__name__)
+
 SECRET_BYTES = 32
-FORMAT = 2
+FORMAT = b"latecomer 3 "  # enters the checksum: files of other versions do not match
+LOCK_SECONDS = 30.0
 
 
 @dataclass
@@ -45,13 +57,14 @@ class OpenTask:
 class DeviceState:
     """What a device stores between two messages.
 
-    `started` counts the tasks that were started, finished or not; it selects random streams, none
-    of which may be used twice. `memory` belongs to the run `run`, except for the privacy ledger.
-    `answered` is the key of the last task that was answered, `answer` and `delta` the content of
-    that update.
+    `started` counts the tasks that were started, finished or not; it selects the random stream of
+    mini-batches. `charges` is the count of charges of the privacy ledger. `memory` belongs to the
+    run `run`. `answered` is the key of the last task that was answered, `answer` and `delta` the
+    content of that update.
     """
 
     started: int = 0
+    charges: int = 0
     memory: DeviceMemory = field(default_factory=dict)
     run: str = ""
     answered: str = ""
@@ -70,62 +83,91 @@ class DeviceDisk:
     def secret(self) -> bytes:
         """`SECRET_BYTES` random bytes that never leave the device, drawn at the first call."""
         path = self.folder / "secret"
-        try:
-            found = path.read_bytes()
-        except FileNotFoundError:
-            found = os.urandom(SECRET_BYTES)
-            replace_file(path, found)
+        if not path.exists():
+            drawn = self.folder / f"secret.{os.getpid()}"
+            replace_file(drawn, os.urandom(SECRET_BYTES))
+            with suppress(FileExistsError):  # another process was first: its secret is used
+                os.link(drawn, path)
+            drawn.unlink()
+        found = path.read_bytes()
         if len(found) != SECRET_BYTES:
             raise BadInput(f"{path}: must have {SECRET_BYTES} bytes, has {len(found)}")
         return found
 
+    def lock(self, needed: bool) -> FolderLock:
+        """The lock of the folder; BadInput if it is busy, or impossible though `needed`."""
+        lock = FolderLock(self.folder, "device", LOCK_SECONDS)
+        if needed and not lock.held:
+            raise BadInput(f"{self.folder}: cannot be locked, which a privacy ledger needs")
+        return lock
+
+    def load_ledger(self, state: DeviceState) -> Tensor | None:
+        """The rows of the privacy ledger (`Ledger.to_tensor`); None before the first charge.
+
+        BadInput if the file is damaged, or has fewer charges than `state` counted.
+        """
+        path, charges = self.folder / "ledger.json", 0
+        rows: list[list[float]] = []
+        try:
+            charges, rows = json.loads(_verified(path))
+        except FileNotFoundError:
+            problem = "is missing"
+        except ValueError as error:
+            charges, problem = -1, str(error)
+        else:
+            problem = f"has {charges} charges of {state.charges}"
+        if charges < state.charges:
+            raise BadInput(
+                f"{path}: the privacy ledger {problem}, so the privacy spent is unknown and the"
+                " device does not train; to start a new account, delete this file and"
+                " state.safetensors"
+            )
+        state.charges = charges
+        return torch.tensor(rows, dtype=torch.float64) if rows else None
+
+    def save_ledger(self, state: DeviceState, rows: Tensor) -> None:
+        """Replace the privacy ledger durably: after this the update may be released."""
+        state.charges += 1
+        data = json.dumps([state.charges, rows.tolist()]).encode()
+        replace_file(self.folder / "ledger.json", _checksum(data) + data)
+
     def load(self) -> DeviceState:
-        """The stored state, a new one if there is none; BadInput if it cannot be read."""
+        """The stored state; a new one if there is none, or it is damaged."""
         path = self.folder / "state.safetensors"
         try:
-            data = path.read_bytes()
+            data = _verified(path)
         except FileNotFoundError:
             return DeviceState()
-        try:
-            tensors = load(data)
-            length = int.from_bytes(data[:8], "little")
-            metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-            if "state" not in metadata:
-                raise BadInput(
-                    f"{path}: the format of an earlier version, this one reads {FORMAT}; it holds"
-                    " the device's privacy ledger: go on with the version that wrote it"
-                )
-            document = json.loads(metadata["state"])
-            if document["format"] != FORMAT:
-                raise BadInput(f"{path}: format {document['format']}, this version reads {FORMAT}")
-            memory = {
-                name.removeprefix("memory."): tensor
-                for name, tensor in tensors.items()
-                if name.startswith("memory.")
-            }
-            open_task = document["open_task"]
-            return DeviceState(
-                document["started"],
-                memory,
-                document["run"],
-                document["answered"],
-                document["answer"],
-                tensors.get("delta"),
-                None if open_task is None else _decoded_task(open_task, tensors),
-            )
-        except (ValueError, KeyError, TypeError, SafetensorError) as error:
-            if isinstance(error, BadInput):
-                raise
-            # A new state would have an empty privacy ledger.
-            raise BadInput(f"{path}: the device's state is damaged: {error}") from error
+        except ValueError as error:
+            log.warning("%s: the device's state %s; it starts with a new one", path, error)
+            return DeviceState(charges=1)  # unknown: without a ledger it must not train privately
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")
+        document = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["state"])
+        memory = {
+            name.removeprefix("memory."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("memory.")
+        }
+        open_task = document["open_task"]
+        return DeviceState(
+            document["started"],
+            document["charges"],
+            memory,
+            document["run"],
+            document["answered"],
+            document["answer"],
+            tensors.get("delta"),
+            None if open_task is None else _decoded_task(open_task, tensors),
+        )
 
     def save(self, state: DeviceState) -> None:
         tensors = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
         if state.delta is not None:
             tensors["delta"] = state.delta
         document: dict[str, Any] = {
-            "format": FORMAT,
             "started": state.started,
+            "charges": state.charges,
             "run": state.run,
             "answered": state.answered,
             "answer": dict(state.answer),
@@ -135,7 +177,20 @@ class DeviceDisk:
             document["open_task"], more = _encoded_task(state.open_task)
             tensors |= more
         data = save(unshared(storable(tensors)), {"state": json.dumps(document)})
-        replace_file(self.folder / "state.safetensors", data)
+        replace_file(self.folder / "state.safetensors", _checksum(data) + data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """The first line of a file with this content."""
+    return sha256(FORMAT + data).hexdigest().encode() + b"\n"
+
+
+def _verified(path: Path) -> bytes:
+    """The content of a file after its checksum; ValueError if they do not match."""
+    first, _, data = path.read_bytes().partition(b"\n")
+    if first + b"\n" != _checksum(data):
+        raise ValueError("is damaged or of another version: its checksum does not match")
+    return data
 
 
 def _encoded_task(task: OpenTask) -> tuple[dict[str, Any], dict[str, Tensor]]:

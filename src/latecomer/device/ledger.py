@@ -17,8 +17,12 @@ from latecomer.errors import BadInput, unknown
 
 Kind = Literal["gaussian", "laplace"]
 Accountant = Literal["pld", "rdp"]
+# What neighbouring datasets differ in: the whole dataset of a device, one replaced example, or one
+# example of gradient zero. An epsilon of one unit has no meaning for another.
+Unit = Literal["", "update", "step", "sampled step"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
+UNITS: tuple[Unit, ...] = get_args(Unit)
 PRECISION = 1e-4  # relative, of a calibrated multiplier
 # Discretisation interval of a privacy loss over its spread. Any interval overestimates epsilon,
 # these by less than 0.1%; Laplace losses end in a jump and are cheap to compute.
@@ -58,9 +62,10 @@ History = tuple[tuple[Release, int], ...]
 
 
 class Ledger:
-    """The releases of one device: a count for each distinct release."""
+    """The releases of one device, all of one unit: a count for each distinct release."""
 
-    def __init__(self, history: Iterable[tuple[Release, int]] = ()) -> None:
+    def __init__(self, history: Iterable[tuple[Release, int]] = (), unit: Unit = "") -> None:
+        self.unit = unit
         self._counts: dict[Release, int] = {}
         for release, count in history:
             self.charge(release, count)
@@ -69,6 +74,15 @@ class Ledger:
     def history(self) -> History:
         """(release, count) pairs, sorted: equal for ledgers of the same releases in any order."""
         return tuple(sorted(self._counts.items()))
+
+    def use(self, unit: Unit) -> None:
+        """Set the unit of all releases; BadInput if there are releases of another one."""
+        if self.unit not in ("", unit):
+            raise BadInput(
+                f"the privacy ledger counts releases of unit '{self.unit}', the device's privacy"
+                f" settings are of unit '{unit}': they have no common epsilon"
+            )
+        self.unit = unit
 
     def charge(self, release: Release, count: int = 1) -> None:
         """Add `count` releases."""
@@ -105,17 +119,21 @@ class Ledger:
         return total <= _max_releases(release, power, budget, delta, accountant)
 
     def to_tensor(self) -> Tensor:
-        """One row per distinct release: index of its kind in `KINDS`, multiplier, rate, count."""
-        rows = [(KINDS.index(r.kind), r.multiplier, r.rate, count) for r, count in self.history]
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+        """One row per distinct release: unit, kind (by their index), multiplier, rate, count."""
+        unit = UNITS.index(self.unit)
+        rows = [(unit, KINDS.index(r.kind), r.multiplier, r.rate, n) for r, n in self.history]
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)
 
     @classmethod
     def from_tensor(cls, rows: Tensor) -> "Ledger":
         """The inverse of `to_tensor`."""
-        return cls(
+        units = {UNITS[int(unit)] for unit in rows[:, 0].tolist()} or {UNITS[0]}
+        history = (
             (Release(KINDS[int(code)], multiplier, rate), int(count))
-            for code, multiplier, rate, count in rows.tolist()
+            for _, code, multiplier, rate, count in rows.tolist()
         )
+        (unit,) = units
+        return cls(history, unit)
 
 
 @lru_cache(maxsize=2**16)  # the devices of a fleet share few histories

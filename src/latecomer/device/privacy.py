@@ -3,9 +3,10 @@
 Cheng, Xue and Zhu (PrivaAsyncFed), section III.C, plus composition, which the paper leaves out.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, log, sqrt
+from math import inf, isfinite, log, pi, sqrt
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from latecomer.core.messages import TrainSpec
-from latecomer.device.ledger import Accountant, Kind, Ledger, Release
+from latecomer.device.ledger import Accountant, Kind, Ledger, Release, Unit
 from latecomer.device.training import Hook, Plan, mixed, plan_batches
 from latecomer.errors import BadInput
 
@@ -86,6 +87,13 @@ class Privacy:
         """The norm in which gradients or deltas are clipped."""
         return 1 if self.kind == "laplace" else 2
 
+    @property
+    def unit(self) -> Unit:
+        """The unit of the ledger's releases."""
+        if self.where == "update":
+            return "update"
+        return "sampled step" if self.sampling == "poisson" else "step"
+
     def release(self, n: int, spec: TrainSpec) -> Release:
         """The release that a device with n examples is charged, `releases` times per task."""
         if self.sampling == "poisson":
@@ -128,7 +136,7 @@ class Privacy:
         return (poisson_plan if self.sampling == "poisson" else plan_batches)(n, spec, rng)
 
     def on_gradient(
-        self, sizes: Sequence[int], n: int, spec: TrainSpec, rng: torch.Generator
+        self, sizes: Sequence[int], n: int, spec: TrainSpec, rng: torch.Generator | None
     ) -> Hook | None:
         """The hook of `local_update` that noises each step's gradient; None if none is noised.
 
@@ -164,7 +172,7 @@ class Privacy:
             for b in sizes
         ]
 
-    def noised_update(self, delta: Tensor, rng: torch.Generator) -> Tensor:
+    def noised_update(self, delta: Tensor, rng: torch.Generator | None) -> Tensor:
         """The delta clipped and noised with where = "update"; unchanged with "step"."""
         if self.where == "step":
             return delta
@@ -192,15 +200,31 @@ class Privacy:
 
 
 def noise_rng(seed: int, device: int, number: int) -> torch.Generator:
-    """The generator of a task's noise, independent of that of its batches.
-
-    With the seed the noise can be subtracted: in a deployment it must be a secret of the device.
-    """
+    """The generator of a simulated task's noise, independent of that of its batches."""
     return torch.Generator().manual_seed(mixed(seed, NOISE_STREAM, device, number))
 
 
-def unit_noise(kind: Kind, like: Tensor, rng: torch.Generator) -> Tensor:
-    """Noise in the shape of `like`, of standard deviation 1 or Laplace scale 1."""
+def system_rng() -> torch.Generator:
+    """A generator with a seed of the operating system: no two of them repeat each other."""
+    return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little"))
+
+
+def _system_uniform(like: Tensor) -> Tensor:
+    """Values in (0, 1] of the operating system's randomness, float64, in the shape of `like`."""
+    bits = torch.frombuffer(bytearray(os.urandom(8 * like.numel())), dtype=torch.int64)
+    return ((bits >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53).view(like.shape)
+
+
+def unit_noise(kind: Kind, like: Tensor, rng: torch.Generator | None) -> Tensor:
+    """Noise in the shape of `like`, of standard deviation 1 or Laplace scale 1.
+
+    With `rng` None it is drawn from the operating system, so nothing that is stored can repeat it.
+    """
+    if rng is None:
+        one, two = _system_uniform(like), _system_uniform(like)
+        if kind == "gaussian":  # Box and Muller 1958
+            return (one.log() * -2).sqrt().mul(two.mul(2 * pi).cos()).to(like.dtype)
+        return (two.log() - one.log()).to(like.dtype)
     if kind == "gaussian":
         return torch.empty_like(like).normal_(generator=rng)
     # The difference of two exponentials is Laplace, and never infinite as a logarithm may be.

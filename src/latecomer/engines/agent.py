@@ -39,9 +39,10 @@ Data = Callable[[], tuple[Tensor, Tensor]]
 class Agent:
     """Answers the messages of a server for one device, whose state is in `folder`.
 
-    Random streams are seeded by a secret of the device and its own count of tasks. The server has
-    neither, so it cannot subtract the privacy noise; and a server that gives a task number twice,
-    after a restart, does not get the same noise twice.
+    The lock of the folder is held from reading the state to the end of `answer`, so two processes
+    of a device work one after the other. Privacy noise is drawn from the operating system; the
+    ledger is charged on disk before `answer` returns the update. Mini-batches without privacy are
+    seeded by a secret of the device and its own count of tasks.
 
     A task is trained once. If its message comes again because the answer was lost, the stored
     answer is sent again: training anew would be another release of the data.
@@ -74,9 +75,17 @@ class Agent:
         return encode_introduction(Introduction(self.name, key, self.width))
 
     def answer(self, payload: Payload) -> Payload:
-        """Start or resume the task of this message; InvalidPayload if the message is malformed."""
-        if "resume" in payload.fields:
-            return self._resume(payload)
+        """Start or resume the task of this message; InvalidPayload if the message is malformed.
+
+        BadInput if another process uses the folder, or if its privacy ledger cannot be trusted.
+        """
+        with self.disk.lock(needed=self.privacy is not None):
+            if "resume" in payload.fields:
+                return self._resume(payload)
+            return self._begin(payload)
+
+    def _begin(self, payload: Payload) -> Payload:
+        """Train a new task, or its first part."""
         order = decode_task(payload, self._size_of)
         key, state = order.key, self.disk.load()
         if state.answered == key:
@@ -84,16 +93,21 @@ class Agent:
         if state.open_task is not None and state.open_task.fields["task"] == key:
             return _progress(state.open_task)
         if state.run != order.run:
-            # Gradients and models of another run are of no use; the privacy ledger is kept.
-            ledger = {name: state.memory[name] for name in (LEDGER,) if name in state.memory}
-            state = DeviceState(state.started, ledger, order.run)
+            # Gradients and models of another run are of no use.
+            state = DeviceState(state.started, state.charges, run=order.run)
+        ledger = None if self.privacy is None else self.disk.load_ledger(state)
         number, state.started = state.started, state.started + 1
         state.open_task = None
-        self.disk.save(state)  # a process killed in mid-task must not use this number again
+        self.disk.save(state)
         client, task = self._client(), replace(order.task, device=0, number=number)
         if 0 < order.until < task.spec.local_epochs and not client.needs_memory(task):
             return self._start(client, state, payload, order, task)
+        if ledger is not None:
+            state.memory[LEDGER] = ledger
         update = client.perform(task, state.memory)
+        charged = state.memory.pop(LEDGER, None)
+        if charged is not None and charged is not ledger:
+            self.disk.save_ledger(state, charged)
         return self._answered(state, key, task, update, order.serving)
 
     def _start(
@@ -145,7 +159,7 @@ class Agent:
         settings: ServingSettings | None,
         base: str = "",
     ) -> Payload:
-        """The message of this update, after it and the privacy ledger have been stored."""
+        """The message of this update, after it has been stored."""
         answer = {
             "num_examples": update.num_examples,
             "metrics": dict(update.metrics),
@@ -157,7 +171,7 @@ class Agent:
         if base:
             answer["base"] = base
         self.disk.save(
-            DeviceState(state.started, state.memory, state.run, key, answer, update.delta)
+            replace(state, answered=key, answer=answer, delta=update.delta, open_task=None)
         )
         self._store_model(task, update, settings or ServingSettings())
         return encode_update(update, key, base)
@@ -182,7 +196,7 @@ class Agent:
         return load_deployed_model(self.disk.folder, self.networks, *self.data())
 
     def _client(self) -> Client:
-        return Client(0, self.networks, *self.data(), self.seed, self.privacy)
+        return Client(0, self.networks, *self.data(), self.seed, self.privacy, system_noise=True)
 
     def _size_of(self, name: str) -> tuple[Submodel | None, int]:
         """The sub-model of that name and its parameter count; InvalidPayload if there is none."""

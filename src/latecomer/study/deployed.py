@@ -7,6 +7,7 @@ from typing import Any
 
 from latecomer.core.outcomes import Logged, Note
 from latecomer.core.server import Server
+from latecomer.device.lock import FolderLock
 from latecomer.device.networks import Networks
 from latecomer.engines.deployment_loop import WHOLE, DeploymentLoop, Timeouts
 from latecomer.engines.task_codec import TaskCodec
@@ -15,7 +16,6 @@ from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
 from latecomer.study.files import EventLog
-from latecomer.study.lock import FolderLock
 from latecomer.study.models import write_models
 
 log = logging.getLogger(__name__)

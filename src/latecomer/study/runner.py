@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from latecomer.core.outcomes import Logged, Note
 from latecomer.core.strategy import Strategy
+from latecomer.device.lock import FolderLock
 from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
@@ -27,7 +28,6 @@ from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically
-from latecomer.study.lock import FolderLock
 from latecomer.study.metrics import Scores
 from latecomer.study.models import write_models
 from latecomer.study.results import flatten, read_json, without_nan
