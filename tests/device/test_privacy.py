@@ -431,3 +431,19 @@ def test_an_example_that_overflows_leaves_no_trace(network):
     part = Plan(rest.unsqueeze(0), torch.ones(1, 7))
     local_update(model, model.init(0), x, y, spec, part, capture)
     assert torch.allclose(seen[0] * 8, seen[1] * 7, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variance", "tail"), [("gaussian", 1.0, 0.3173), ("laplace", 2.0, 0.3679)]
+)
+def test_noise_of_the_operating_system_has_the_same_distribution(kind, variance, tail):
+    """Mean, variance, P(|x| > 1), and no correlation of neighbours; each within 5 deviations."""
+    like = torch.empty(400, 500)
+    noise = unit_noise(kind, like, None)
+    assert (noise.shape, noise.dtype) == (like.shape, torch.float32)
+    flat, n = noise.flatten().double(), like.numel()
+    assert flat.mean().abs() < 5 * (variance / n) ** 0.5
+    assert flat.var().item() == pytest.approx(variance, rel=0.03)
+    assert (flat.abs() > 1).double().mean().item() == pytest.approx(tail, abs=0.006)
+    assert torch.corrcoef(torch.stack([flat[:-1], flat[1:]]))[0, 1].abs() < 0.012
+    assert not torch.equal(noise, unit_noise(kind, like, None))

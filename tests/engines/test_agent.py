@@ -131,6 +131,13 @@ def test_noise_is_never_used_twice_even_if_the_server_counts_anew(tmp_path):
     assert not torch.allclose(one, two, atol=1.0)
 
 
+def test_noise_is_not_repeated_by_a_device_that_lost_its_count_of_tasks(tmp_path):
+    agent = an_agent(tmp_path, replace(PRIVATE, where="update", multiplier=1e3))
+    one = asked(agent).delta
+    (tmp_path / "state.safetensors").unlink()
+    assert not torch.allclose(one, asked(agent).delta, atol=1.0)
+
+
 def test_two_devices_draw_different_noise(tmp_path):
     privacy = replace(PRIVATE, where="update", multiplier=1e3)
     one, two = (asked(an_agent(tmp_path / str(i), privacy)).delta for i in range(2))
