@@ -21,7 +21,7 @@ from latecomer.core.server import Server
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
-from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
+from latecomer.engines.trainers import Batched, OneByOne, batch_size
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import make_fleet
 from latecomer.strategies.recipe import build_strategy
@@ -33,7 +33,7 @@ PEERS = Path(__file__).with_name("peers")
 
 def trainer_for(
     workload: Workload, kernel: str, model: FlatModel, clients: dict[int, Client]
-) -> Trainer:
+) -> OneByOne:
     if kernel == "batched":
         return Batched(clients, batch_size(model, workload.spec, workload.examples, 512))
     if kernel == "compiled":

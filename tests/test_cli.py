@@ -424,7 +424,7 @@ def test_report_of_what_is_no_run(call: Call, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(call("report", "../empty"), "../empty", "metrics.csv", "compare.json")
     refused(call("report", "../nothing"), "../nothing")
-    refused(call("report", "../empty", "--format", "gif"), "gif", "html, png, svg, pdf")
+    refused(call("report", "../empty", "--format", "gif"), "gif", "'html', 'png', 'svg', 'pdf'")
     assert list((tmp_path / "empty").iterdir()) == []
 
 
@@ -447,7 +447,7 @@ def test_log_is_short_for_its_setting(call: Call) -> None:
         (["run", "a.toml", "b.toml"], "b.toml"),
         (["check"], "config"),
         (["list"], "strategies"),
-        (["list", "nonsense"], "strategies, datasets, models, fleets"),
+        (["list", "nonsense"], "'strategies', 'datasets', 'models', 'fleets'"),
         (["report"], "DIR"),
     ],
 )
@@ -496,8 +496,8 @@ def test_an_interrupt_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_catalogue", interrupted)
-    assert call("list", "models") == Outcome(1, "", "error: interrupted\n")
+    monkeypatch.setattr(cli, "_config", interrupted)
+    assert call("check", "../tiny.toml") == Outcome(1, "", "error: interrupted\n")
 
 
 def test_a_run_that_gets_nowhere_fails(call: Call, tmp_path: Path) -> None:

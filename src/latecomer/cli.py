@@ -1,9 +1,9 @@
 """The command line. It only calls the library, and imports it when a command needs it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -27,6 +27,14 @@ Settings = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; must be new.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but the results' folder.")]
 
+Seeds = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=1.0, help="Accuracy for the time to target; default 95% of the best mean."
+    ),
+]
 Log = Annotated[
     str, typer.Option("--log", metavar="NAMES", help="Also to tensorboard, mlflow, wandb.")
 ]
@@ -81,18 +89,11 @@ def run(
 def compare(
     config: Annotated[Path | None, typer.Argument(help="A TOML config: the scenario.")] = None,
     strategies: Annotated[str, typer.Option(help="Names, separated by commas.")] = "",
-    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "1,2,3",
+    seeds: Seeds = "1,2,3",
     out: Out = None,
     settings: Settings = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Accuracy for 's to target'; default 95% of the best strategy's mean.",
-        ),
-    ] = None,
+    jobs: Jobs = 1,
+    target: Target = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Finish the comparison in this folder.")
     ] = None,
@@ -156,13 +157,10 @@ def advise(
         bool, typer.Option("--try", help="Race the suggestions; the same --out continues.")
     ] = False,
     settings: Settings = None,
-    seeds: Annotated[str, typer.Option(help="Of the race; separated by commas.")] = "1,2,3",
+    seeds: Seeds = "1,2,3",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for advice.json.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
-    target: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Race for the time to this accuracy."),
-    ] = None,
+    jobs: Jobs = 1,
+    target: Target = None,
     audience: Annotated[
         str | None,
         typer.Option("--for", metavar="all|devices|late", help="Which accuracy the race compares."),
@@ -191,8 +189,8 @@ def har(
         Path | None,
         typer.Option("--out", help="Folder for the results; a started study continues there."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "1,2,3",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    seeds: Seeds = "1,2,3",
+    jobs: Jobs = 1,
     quick: Annotated[
         bool, typer.Option("--quick", help="A fifth of the updates, one change per decision.")
     ] = False,
@@ -230,35 +228,35 @@ app.add_typer(deploy, name="deploy")
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|fleets")],
+    what: Annotated[Literal["strategies", "datasets", "models", "fleets"], typer.Argument()],
 ) -> None:
     """List strategies, datasets, models or fleets, one line each."""
-    rows = _catalogue(what)
-    width = max(len(name) for name, _, _ in rows)
-    for name, summary, paper in rows:
-        typer.echo(f"{name:<{width}}  {summary}" + (f"  [{paper}]" if paper else ""))
+    from latecomer.data.sources import SOURCES
+    from latecomer.device.models import MODELS
+    from latecomer.fleet.presets import PROFILES
+    from latecomer.strategies.recipe import recipes
+
+    registries: dict[str, Mapping[str, Any]] = {
+        "strategies": recipes(), "datasets": SOURCES, "models": MODELS, "fleets": PROFILES
+    }  # fmt: skip
+    width = max(map(len, registries[what]))
+    for name, entry in registries[what].items():
+        paper = getattr(entry, "paper", "")
+        typer.echo(f"{name:<{width}}  {entry.summary}" + (f"  [{paper}]" if paper else ""))
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     kind: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="html|png|svg|pdf", help="A page, or pictures for a paper."
-        ),
+        Literal["html", "png", "svg", "pdf"],
+        typer.Option("--format", help="A page, or pictures for a paper."),
     ] = "html",
 ) -> None:
     """(Re)write DIR/report.html from the files of a run or a comparison, or DIR/figures."""
     from latecomer.study.report import write_pictures, write_report
 
-    match kind:
-        case "html":
-            typer.echo(write_report(folder))
-        case "png" | "svg" | "pdf":
-            typer.echo(write_pictures(folder, kind))
-        case _:
-            raise BadInput(f"--format {kind!r}: must be one of html, png, svg, pdf")
+    typer.echo(write_report(folder) if kind == "html" else write_pictures(folder, kind))
 
 
 @app.command()
@@ -326,27 +324,6 @@ def _listed(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
     if not found:
         raise BadInput(f"{option}: name at least one, separated by commas")
     return found
-
-
-def _catalogue(what: str) -> list[tuple[str, str, str]]:
-    match what:
-        case "strategies":
-            from latecomer.strategies.recipe import recipes
-
-            return [(r.name, r.summary, r.paper) for r in recipes().values()]
-        case "datasets":
-            from latecomer.data.sources import SOURCES
-
-            return [(s.name, s.summary, s.citation) for s in SOURCES.values()]
-        case "models":
-            from latecomer.device.models import MODELS
-
-            return [(m.name, m.summary, "") for m in MODELS.values()]
-        case "fleets":
-            from latecomer.fleet.presets import PROFILES
-
-            return [(p.name, p.summary, "") for p in PROFILES.values()]
-    raise BadInput(f"list {what!r}: must be one of strategies, datasets, models, fleets")
 
 
 @app.callback(invoke_without_command=True)

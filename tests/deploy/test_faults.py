@@ -137,9 +137,9 @@ def test_nodes_killed_and_frozen_for_a_minute_come_back_to_their_tasks(federatio
         if device == 2:
             killed_at = time.monotonic()
             node.client.kill()
-            node.kill()
+            node.supernode.kill()
         else:
-            frozen_at, frozen = time.monotonic(), node.processes
+            frozen_at, frozen = time.monotonic(), [part.process for part in node.parts]
             for process in frozen:
                 process.send(signal.SIGSTOP)
     try:

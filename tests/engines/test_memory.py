@@ -100,8 +100,8 @@ def test_a_result_is_kept_only_until_it_is_asked_for():
     trainer.forget(tasks[0].id)
     for task in tasks[1:3]:
         trainer.update(task)
-    assert not trainer.state()["alone"]["early"]
-    assert list(trainer.state()["alone"]["memory"]) == [3]
+    assert not trainer.state()["ready"]
+    assert list(trainer.state()["memory"]) == [3]
 
 
 @pytest.mark.parametrize("strategy", list(REMEMBERS))
@@ -133,7 +133,7 @@ def test_the_pipeline_trains_tasks_before_they_arrive():
     """The tests above would mean less if uploads never overtook each other."""
     engine, early = engine_with("aso-fed", beta=0.3), []
     engine.run(
-        Bounds(updates=120), lambda: early.append(len(engine.trainer.state()["early"])) is None
+        Bounds(updates=120), lambda: early.append(len(engine.trainer.state()["ready"])) is None
     )
     assert sum(count > 0 for count in early) > 10
 
@@ -141,15 +141,7 @@ def test_the_pipeline_trains_tasks_before_they_arrive():
 def test_a_run_without_memory_keeps_none():
     engine = engine_with("fedasync")
     run(engine)
-    assert engine.trainer.state() == {"memory": {}, "early": {}}
-    assert not engine.trainer._waiting
-
-
-def test_checkpoints_from_before_there_was_a_memory_are_read():
-    for size, old in ((0, {}), (4, {"ready": {}})):
-        trainer = trainer_of(size)
-        trainer.restore(old)
-        assert trainer.state() == trainer_of(size).state()
+    assert engine.trainer.state() == {"memory": {}, "ready": {}}
 
 
 def test_programs_that_differ_by_task_leave_nothing_behind():

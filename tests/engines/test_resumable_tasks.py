@@ -10,7 +10,7 @@ from fake_grid import ToyFederation, ToyNode, revived, saved
 from latecomer.core.messages import Offer, Task, TrainSpec
 from latecomer.core.parts import Parts
 from latecomer.core.strategy import Strategy
-from latecomer.engines.resumable_tasks import ResumableTask, restored
+from latecomer.engines.resumable_tasks import ResumableTask
 from latecomer.engines.wire import InvalidPayload, Progress, ResumeOrder
 from latecomer.strategies.recipe import build_strategy
 from toy import ToyRun, toy_fleet, toy_server
@@ -189,11 +189,6 @@ def test_a_sent_model_stays_usable_until_the_next_progress_report():
     assert resumable.usable == (1, 2)
     resumable.confirm(Progress(2))  # it has not taken the model
     assert resumable.usable == (2,)
-
-
-def test_it_comes_out_of_a_checkpoint_as_it_went_in():
-    resumable = ResumableTask(4, 2, 1, 2, 3, {1: "s-1"})
-    assert restored(resumable.state()) == resumable
 
 
 def test_an_old_progress_report_is_refused():

@@ -275,10 +275,4 @@ class Later(NamedTuple):
     event: Ready | TimerExpired
 
 
-class Stop(NamedTuple):
-    """End the run."""
-
-    reason: str
-
-
-Command = Send | Broadcast | Later | Stop | Outcome | Note
+Command = Send | Broadcast | Later | Outcome | Note

@@ -6,6 +6,7 @@ nothing else depends on these two, so renaming a kind changes no number.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 
@@ -18,18 +19,14 @@ class Outcome:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of the log line."""
-        names = _names(type(self))
+        names = _names(type(self))  # type: ignore[arg-type]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         return found | found.pop("details") if "details" in found else found
 
 
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
+@cache
 def _names(cls: type) -> tuple[str, ...]:
-    if cls not in _NAMES:
-        _NAMES[cls] = tuple(field.name for field in fields(cls))
-    return _NAMES[cls]
+    return tuple(field.name for field in fields(cls))
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ from latecomer.core.messages import (
     Contribution,
     Later,
     ServingSettings,
-    Stop,
     Task,
     TimerExpired,
     TrainSpec,
@@ -133,7 +132,7 @@ Action = Split | Absorb | BroadcastHead | Later | CompensationEnded | Note
 Route = Callable[[Contribution, ServerView], str]
 Compensate = Callable[[Contribution, ServerView], Contribution | Compensated | Later]
 Weigh = Callable[[Contribution, ServerView], float]
-Dispatch = Callable[[ServerView], Iterable[Assignment | Later | Stop]]
+Dispatch = Callable[[ServerView], Iterable[Assignment | Later]]
 
 
 class Merge(Protocol):

@@ -17,10 +17,6 @@ class Submodel:
     name: str
     index: Tensor
 
-    @property
-    def size(self) -> int:
-        return self.index.numel()
-
     def take(self, whole: Tensor) -> Tensor:
         """Whole-model coordinates -> device coordinates."""
         return whole[self.index]

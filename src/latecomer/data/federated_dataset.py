@@ -1,6 +1,6 @@
 """A dataset partitioned over devices, split, scaled and augmented, with a central test set."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,12 +12,9 @@ from torch import Tensor
 from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
 from latecomer.data.dataset import Dataset
 from latecomer.data.exclusive_classes import ExclusiveClasses
-from latecomer.data.partition import PARTITIONS, Indices
+from latecomer.data.partition import Indices, split_rows
 from latecomer.data.scaling import impute, moments, pool, standardise
 from latecomer.errors import BadInput, unknown
-
-TESTS = ("fair", "held-out-clients", "official")
-SCALES = ("global", "local", "none")
 
 # One random stream per purpose (and device), so that no option changes the draws of another.
 PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM, SECOND_STREAM = range(5)
@@ -122,15 +119,13 @@ def federate(
     Examples of `exclusive` classes are removed from all devices but their holders. The result is a
     deterministic function of the arguments.
     """
-    _check_choice("partition", partition, PARTITIONS)
-    _check_choice("test", test, TESTS)
-    _check_choice("scale", scale, SCALES)
-    _check_choice("augment", augment, AUGMENTATIONS)
-    _check_numbers(devices, split, seed)
-
     official = _official_rows(dataset) if test == "official" else None
     augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
-    shares = _shares(dataset, official, partition, devices, alpha, window, seed)
+    free = np.delete(np.arange(len(dataset)), [] if official is None else official)
+    subject = None if dataset.subject is None else dataset.subject[free]
+    stream = np.random.default_rng([seed, PARTITION_STREAM])
+    parted = split_rows(partition, dataset.y[free], devices, stream, alpha, subject, window)
+    shares = [free[share] for share in parted]
     held_out = _held_out(shares, split[2], seed) if test == "held-out-clients" else []
     partitioned = sum(map(len, shares))  # rows before the removal of exclusive classes
     holders: tuple[int, ...] = ()
@@ -216,28 +211,6 @@ def federate(
     )
 
 
-def _check_choice(option: str, value: str, allowed: Collection[str]) -> None:
-    if value not in allowed:
-        raise unknown(option, value, allowed)
-
-
-def _check_numbers(devices: int, split: tuple[float, float, float], seed: int) -> None:
-    if devices < 1:
-        raise BadInput(f"devices is {devices}; expected at least 1")
-    if seed < 0:
-        raise BadInput(f"seed is {seed}; expected 0 or more")
-    if not (
-        len(split) == 3
-        and split[0] > 0
-        and all(share >= 0 for share in split)
-        and abs(sum(split) - 1) < 1e-6
-    ):
-        raise BadInput(
-            f"split is {split}; expected three shares (train, validation, test) that add up to 1, "
-            "with train above 0"
-        )
-
-
 def _check_exclusive(
     exclusive: ExclusiveClasses, dataset: Dataset, parts: Sequence[_SplitRows]
 ) -> None:
@@ -255,7 +228,8 @@ def _check_exclusive(
 
 def _augmentation(name: str, replicas: Mapping[str, int], classes: Sequence[str]) -> Augmentation:
     for label in replicas:
-        _check_choice("data.replicas", label, classes)
+        if label not in classes:
+            raise unknown("data.replicas", label, classes)
     if name != "base" or not replicas:
         return AUGMENTATIONS[name]
     return by_class(np.array([replicas.get(label, 0) for label in classes], dtype=np.int64))
@@ -271,31 +245,6 @@ def _official_rows(dataset: Dataset) -> Indices:
             "expected some, but not all"
         )
     return rows
-
-
-def _shares(
-    dataset: Dataset,
-    official: Indices | None,
-    partition: str,
-    devices: int,
-    alpha: float,
-    window: int,
-    seed: int,
-) -> list[Indices]:
-    rows = np.arange(len(dataset))
-    if official is not None:
-        rows = np.delete(rows, official)
-    return [
-        rows[share]
-        for share in PARTITIONS[partition](
-            dataset.y[rows],
-            devices,
-            np.random.default_rng([seed, PARTITION_STREAM]),
-            alpha=alpha,
-            subject=None if dataset.subject is None else dataset.subject[rows],
-            window=window,
-        )
-    ]
 
 
 def _held_out(shares: Sequence[Indices], fraction: float, seed: int) -> list[int]:

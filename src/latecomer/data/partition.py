@@ -1,35 +1,43 @@
 """Partitions of a dataset over devices: iid, Dirichlet, one class, by subject, time windows."""
 
-from typing import Protocol
-
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
+KINDS = ("iid", "dirichlet", "one-class", "by-subject", "time-window")
 
-class Partition(Protocol):
+
+def split_rows(
+    kind: str,
+    y: Labels,
+    devices: int,
+    rng: Generator,
+    alpha: float,
+    subject: NDArray[np.generic] | None,
+    window: int = 0,
+) -> list[Indices]:
     """Sorted, disjoint arrays of row indices, one per device; only `time_window` omits rows."""
-
-    def __call__(
-        self,
-        y: Labels,
-        devices: int,
-        rng: Generator,
-        *,
-        alpha: float,
-        subject: NDArray[np.generic] | None,
-        window: int = 0,
-    ) -> list[Indices]: ...
+    match kind:
+        case "iid":
+            return iid(y, devices, rng)
+        case "dirichlet":
+            return dirichlet(y, devices, rng, alpha)
+        case "one-class":
+            return one_class(y, devices, rng)
+        case "by-subject":
+            return by_subject(subject)
+        case "time-window":
+            return time_window(devices, len(y), subject, window)
+    raise unknown("partition", kind, KINDS)
 
 
 def iid(y: Labels, devices: int, rng: Generator) -> list[Indices]:
     """Shares of equal size, drawn at random."""
-    _check_devices(devices)
     return [np.sort(share) for share in np.array_split(rng.permutation(len(y)), devices)]
 
 
@@ -42,9 +50,6 @@ def dirichlet(y: Labels, devices: int, rng: Generator, alpha: float) -> list[Ind
     T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data distribution for
     federated visual classification. arXiv:1909.06335, 2019.
     """
-    _check_devices(devices)
-    if not 0 < alpha < np.inf:
-        raise BadInput(f"alpha is {alpha}; expected a number above 0")
     rows_by_class = [rng.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
     sizes = np.array([len(rows) for rows in rows_by_class], dtype=np.int64)
     prior = sizes / max(len(y), 1)
@@ -87,7 +92,6 @@ def one_class(y: Labels, devices: int, rng: Generator) -> list[Indices]:
 
     Device ids cycle through the classes, so that consecutive devices hold different classes.
     """
-    _check_devices(devices)
     labels, sizes = np.unique(y, return_counts=True)
     if devices < len(labels):
         raise BadInput(
@@ -125,7 +129,6 @@ def time_window(
 
     FedDC (MobiCom 2025), section 8.1.
     """
-    _check_devices(devices)
     recordings = by_subject(np.zeros(rows, np.int64) if subject is None else subject)
     sizes = np.array([len(recording) for recording in recordings])
     holders = np.zeros(len(recordings), dtype=np.int64)
@@ -145,21 +148,3 @@ def time_window(
             f" allowed are 1 to {shortest}, or 0 for all of them"
         )
     return [stretch[:window] if window else stretch for stretch in stretches]
-
-
-def _check_devices(devices: int) -> None:
-    if devices < 1:
-        raise BadInput(f"devices is {devices}; expected at least 1")
-
-
-PARTITIONS: dict[str, Partition] = {
-    "iid": lambda y, devices, rng, *, alpha, subject, window=0: iid(y, devices, rng),
-    "dirichlet": lambda y, devices, rng, *, alpha, subject, window=0: dirichlet(
-        y, devices, rng, alpha
-    ),
-    "one-class": lambda y, devices, rng, *, alpha, subject, window=0: one_class(y, devices, rng),
-    "by-subject": lambda y, devices, rng, *, alpha, subject, window=0: by_subject(subject),
-    "time-window": lambda y, devices, rng, *, alpha, subject, window=0: time_window(
-        devices, len(y), subject, window
-    ),
-}

@@ -24,9 +24,9 @@ class Source:
 
     name: str
     summary: str
-    citation: str
+    paper: str
     needs_path: bool
-    load: Callable[[Path | None, SourceOptions], Dataset]
+    read: Callable[[Path, SourceOptions], Dataset]  # the path is empty unless it is needed
     options: tuple[str, ...] = ()
 
 
@@ -40,11 +40,13 @@ def load(source: str, path: str = "", options: SourceOptions | None = None) -> D
         raise unknown("data source", source, SOURCES)
     if path and not SOURCES[source].needs_path:
         raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; remove it")
+    if not path and SOURCES[source].needs_path:
+        raise BadInput(f"data source {source!r} needs a path; give the file or folder to read")
     for key in options.given:
         if key not in SOURCES[source].options:
             allowed = ", ".join(f"data.{name}" for name in SOURCES[source].options) or "none"
             raise BadInput(f"data source {source!r} has no option data.{key}; allowed: {allowed}")
-    return SOURCES[source].load(_resolve(path) if path else None, options)
+    return SOURCES[source].read(_resolve(path) if path else Path(), options)
 
 
 def _resolve(path: str) -> Path:
@@ -61,20 +63,7 @@ def _resolve(path: str) -> Path:
     raise BadInput(f"{wanted}: no such file or folder; expected the path of the data")
 
 
-Read = Callable[[Path, SourceOptions], Dataset]
-Load = Callable[[Path | None, SourceOptions], Dataset]
-
-
-def _from_path(name: str, read: Read) -> Load:
-    def load_path(path: Path | None, options: SourceOptions) -> Dataset:
-        if path is None:
-            raise BadInput(f"data source {name!r} needs a path; give the file or folder to read")
-        return read(path, options)
-
-    return load_path
-
-
-def _digits(path: Path | None, options: SourceOptions) -> Dataset:
+def _digits(path: Path, options: SourceOptions) -> Dataset:
     # Imported here: scikit-learn takes a second to import, and only this source needs it.
     from sklearn.datasets import load_digits
 
@@ -93,60 +82,60 @@ SOURCES: dict[str, Source] = {
         Source(
             name="digits",
             summary="1,797 handwritten digits of 8 x 8 pixels, shipped with scikit-learn",
-            citation="E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. "
+            paper="E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. "
             "UCI Machine Learning Repository, 1998.",
             needs_path=False,
-            load=_digits,
+            read=_digits,
         ),
         Source(
             name="npz",
             summary="an .npz file of yours: x, y, and optionally subject, test, class_names",
-            citation="",
+            paper="",
             needs_path=True,
-            load=_from_path("npz", lambda path, options: read_npz(path)),
+            read=lambda path, options: read_npz(path),
         ),
         Source(
             name="mnist",
             summary="70,000 handwritten digits of 28 x 28 pixels: idx files or mnist.npz",
-            citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning "
+            paper="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning "
             "applied to document recognition. Proceedings of the IEEE 86(11), 1998.",
             needs_path=True,
-            load=_from_path("mnist", lambda path, options: read_mnist(path)),
+            read=lambda path, options: read_mnist(path),
         ),
         Source(
             name="uci-har",
             summary="10,299 windows of a waist-worn smartphone, 30 subjects, 6 activities",
-            citation="D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz. A Public Domain "
+            paper="D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz. A Public Domain "
             "Dataset for Human Activity Recognition Using Smartphones. ESANN 2013.",
             needs_path=True,
-            load=_from_path("uci-har", read_uci_har),
+            read=read_uci_har,
             options=("variant",),
         ),
         Source(
             name="extrasensory",
             summary="phone and watch features recorded in daily life, one file per user",
-            citation="Y. Vaizman, K. Ellis, G. Lanckriet. Recognizing Detailed Human Context "
+            paper="Y. Vaizman, K. Ellis, G. Lanckriet. Recognizing Detailed Human Context "
             "In-the-Wild from Smartphones and Smartwatches. IEEE Pervasive Computing 16(4), 2017.",
             needs_path=True,
-            load=_from_path("extrasensory", read_extrasensory),
+            read=read_extrasensory,
             options=("sensors", "label"),
         ),
         Source(
             name="pamap2",
             summary="3 inertial units and heart rate at 100 Hz, 9 subjects, 18 activities",
-            citation="A. Reiss, D. Stricker. Introducing a New Benchmarked Dataset for Activity "
+            paper="A. Reiss, D. Stricker. Introducing a New Benchmarked Dataset for Activity "
             "Monitoring. ISWC 2012.",
             needs_path=True,
-            load=_from_path("pamap2", read_pamap2),
+            read=read_pamap2,
             options=("variant", "sensors", "activities", "length", "step"),
         ),
         Source(
             name="watch",
             summary="smartwatch at 50 Hz, 10 subjects, 7 shoulder exercises; needs seglearn",
-            citation="D. Burns, N. Leung, M. Hardisty, C. Whyne, P. Henry, S. McLachlin. Shoulder "
+            paper="D. Burns, N. Leung, M. Hardisty, C. Whyne, P. Henry, S. McLachlin. Shoulder "
             "physiotherapy exercise recognition. Physiological Measurement 39(7), 2018.",
             needs_path=False,
-            load=lambda path, options: read_watch(options),
+            read=lambda path, options: read_watch(options),
             options=("length", "step"),
         ),
     )

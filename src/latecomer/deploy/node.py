@@ -11,7 +11,6 @@ from pathlib import Path
 
 from latecomer.deploy.certificates import write_secret
 from latecomer.deploy.environment import flower_command, flower_environment, flower_version
-from latecomer.deploy.processes import Process
 from latecomer.deploy.supervised import BackOff, Supervised
 from latecomer.deploy.warm import is_known
 from latecomer.errors import BadInput
@@ -85,10 +84,6 @@ class Node:
     def pid(self) -> int | None:
         return self.supernode.pid
 
-    @property
-    def processes(self) -> list[Process]:
-        return [part.process for part in self.parts if part.process is not None]
-
     def has_joined(self) -> bool:
         """Whether the SuperLink has accepted the node since its last start."""
         return self.pid is not None and JOINED in self.supernode.text(since_start=True)
@@ -104,16 +99,9 @@ class Node:
         for part in self.parts:
             part.start()
 
-    def kill(self) -> int:
-        """`kill -9` the SuperNode, which is then started again; returns its pid."""
-        return self.supernode.kill()
-
     def stop(self) -> None:
         for part in reversed(self.parts):
             part.stop()
-
-    def log(self) -> str:
-        return "".join(part.text() for part in self.parts)
 
 
 def supernode_command(options: NodeOptions, secret: Path) -> list[str]:

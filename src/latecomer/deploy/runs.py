@@ -23,6 +23,7 @@ class Runs:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder, self.environment = folder, environment
         self.ids: list[int] = []  # of the runs that were started here
+        self._asked = time.monotonic()  # for the status of a run
 
     def start(self, app: Path, config: Mapping[str, Value]) -> int:
         """Start the app with these changes to its settings; returns the run id."""
@@ -41,11 +42,23 @@ class Runs:
         found = answer.get("runs") or [{}]
         return str(found[0].get("status", "unknown"))
 
+    def ended(self, run: int | None = None) -> str:
+        """The final status of the run, empty while it goes on; asked for every 2 or 10 seconds.
+
+        The question takes a second.
+        """
+        interval = 10.0 if self.serverapps() else 2.0
+        if time.monotonic() - self._asked >= interval:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self.status(run)
+                self._asked = time.monotonic()
+                return status if status.startswith("finished") else ""
+        return ""
+
     def wait(self, run: int | None = None, timeout: float | None = None) -> str:
         """Wait until the run has finished; its status. TimeoutError after `timeout` seconds."""
-        watch = RunWatch(self, self._id(run))
         until = None if timeout is None else time.monotonic() + timeout
-        while not (status := watch.ended()):
+        while not (status := self.ended(run)):
             if until is not None and time.monotonic() > until:
                 raise TimeoutError(f"run {self._id(run)} has not finished in {timeout:g} s")
             time.sleep(0.25)
@@ -115,23 +128,3 @@ class Runs:
             check=False,
             start_new_session=True,
         )
-
-
-class RunWatch:
-    """Whether a run has finished; asks `flwr`, which takes a second, every 2 or 10 seconds."""
-
-    def __init__(self, runs: Runs, run: int) -> None:
-        self.runs, self.run = runs, run
-        self._asked = time.monotonic()
-
-    def ended(self) -> str:
-        """The final status; empty while the run goes on."""
-        interval = 10.0 if self.runs.serverapps() else 2.0
-        if time.monotonic() - self._asked < interval:
-            return ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self.runs.status(self.run)
-            self._asked = time.monotonic()
-            if status.startswith("finished"):
-                return status
-        return ""

@@ -69,11 +69,6 @@ class Supervised:
         """The running process, with its start time; None if none runs."""
         return self._process if self.pid is not None else None
 
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code of the last process that ended."""
-        return None if self._popen is None else self._popen.returncode
-
     def start(self) -> None:
         """Start the process and keep it running; also again after `stop`."""
         if self._thread is not None and self._thread.is_alive():

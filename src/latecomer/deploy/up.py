@@ -12,7 +12,6 @@ from latecomer.deploy.local import LocalFederation
 from latecomer.deploy.pids import SUPERVISOR, PidFile
 from latecomer.deploy.processes import end
 from latecomer.deploy.progress import RunProgress
-from latecomer.deploy.runs import RunWatch
 from latecomer.errors import RunFailed
 from latecomer.study.files import numbered_folder
 from latecomer.study.signals import signals_handled
@@ -63,10 +62,10 @@ def up(
 
 def _follow(fed: LocalFederation, run: int, report: Echo) -> tuple[str, RunProgress]:
     """Print a line whenever the progress changes, until the run has finished."""
-    watch, progress = RunWatch(fed.runs, run), RunProgress(fed.run_folder)
+    progress = RunProgress(fed.run_folder)
     printed, due, reason = "", 0.0, ""
     while True:
-        status = watch.ended()
+        status = fed.runs.ended(run)
         joined = sum(node.has_joined() for node in fed.nodes)
         progress.read()
         line = f"{progress.line()}, {joined}/{len(fed.nodes)} nodes"

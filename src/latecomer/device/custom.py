@@ -1,6 +1,7 @@
 """A user's own network, named as `module:callable`."""
 
 import inspect
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -34,9 +35,10 @@ def _arguments(
     name: str, build: Any, input_shape: tuple[int, ...], num_classes: int, width: float
 ) -> tuple[list[Any], dict[str, Any]]:
     try:
-        parameters = inspect.signature(build).parameters.values()
+        signature = inspect.signature(build)
     except (TypeError, ValueError):  # compiled callables have no signature
         return [], {}
+    parameters = signature.parameters.values()
     offered = {"input_shape": input_shape, "num_classes": num_classes, "width": width}
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -47,21 +49,14 @@ def _arguments(
             f"or one of the built-in models"
         )
     keywords = {key: value for key, value in offered.items() if key in by_name}
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind not in variable and p.name not in keywords
-    ]
-    if not required:
-        return [], keywords
-    if (
-        len(required) == 2
-        and not keywords
-        and required[0].kind is not inspect.Parameter.KEYWORD_ONLY
-    ):
-        return [input_shape, num_classes], {}
-    missing = ", ".join(p.name for p in required)
+    both: tuple[list[Any], dict[str, Any]] = ([input_shape, num_classes], {})
+    for args, named in [([], keywords), *([] if keywords else [both])]:
+        with suppress(TypeError):
+            signature.bind(*args, **named)
+            return args, named
+    missing = ", ".join(
+        p.name for p in parameters if p.default is p.empty and p.name not in keywords
+    )
     raise BadInput(
         f"model '{name}': needs {missing}; it must be callable with input_shape= and "
         f"num_classes=, with those two in order, or with nothing"

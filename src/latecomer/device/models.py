@@ -23,18 +23,6 @@ class ModelInfo:
     fits: Callable[[Shape], bool]
 
 
-def _is_series(shape: Shape) -> bool:
-    return len(shape) in (1, 2)
-
-
-def _is_image(shape: Shape) -> bool:
-    return len(shape) == 3
-
-
-def _is_lenet_image(shape: Shape) -> bool:
-    return _is_image(shape) and min(shape[1:]) >= zoo.MIN_LENET_SIDE
-
-
 MODELS: dict[str, ModelInfo] = {
     info.name: info
     for info in (
@@ -50,21 +38,21 @@ MODELS: dict[str, ModelInfo] = {
             "two 1-D convolutions and a linear layer, for time series and flat features",
             zoo.cnn1d,
             "series (steps, channels) or features (n,)",
-            _is_series,
+            lambda shape: len(shape) in (1, 2),
         ),
         ModelInfo(
             "lenet",
             "LeNet-5, for small grey or colour images",
             zoo.lenet,
             "images (channels, height, width) of at least 4x4",
-            _is_lenet_image,
+            lambda shape: len(shape) == 3 and min(shape[1:]) >= zoo.MIN_LENET_SIDE,
         ),
         ModelInfo(
             "resnet18",
             "ResNet-18 with GroupNorm, for images",
             zoo.resnet18,
             "images (channels, height, width)",
-            _is_image,
+            lambda shape: len(shape) == 3,
         ),
     )
 }
@@ -85,8 +73,10 @@ def build_model(
         raise BadInput(f"model width {width:g}: must be above 0 and at most 1")
     if ":" in name:
         module = load_module(name, input_shape, num_classes, width)
+    elif name not in MODELS:
+        raise unknown("model", name, MODELS, "your own as module:callable")
     else:
-        info = model_info(name)
+        info = MODELS[name]
         if not info.fits(input_shape):
             fitting = [other.name for other in MODELS.values() if other.fits(input_shape)]
             raise BadInput(
@@ -96,10 +86,3 @@ def build_model(
         module = info.build(input_shape, num_classes, hidden, width)
     check_model(module, input_shape, num_classes, label=f"model '{name}'")
     return module
-
-
-def model_info(name: str) -> ModelInfo:
-    """The built-in model called `name`."""
-    if name in MODELS:
-        return MODELS[name]
-    raise unknown("model", name, MODELS, "your own as module:callable")

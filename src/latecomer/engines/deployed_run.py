@@ -1,6 +1,7 @@
 """The state that all parts of the deployment loop share."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import Any
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.engines.device_registry import Device, DeviceRegistry
 from latecomer.engines.in_flight import InFlightMessage, InFlightMessages
-from latecomer.engines.resumable_tasks import restored
+from latecomer.engines.resumable_tasks import ResumableTask
 from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.timeouts import Timeouts
 from latecomer.engines.timer_queue import SAVED, Item, TimerQueue
@@ -77,7 +78,7 @@ class DeployedRun:
             "bytes": [self.bytes_up, self.bytes_down],
             "devices": self.registry.state(),
             "keys": {task: key for task, key in in_flight.keys.items() if task in open_tasks},
-            "resumable": {task: each.state() for task, each in in_flight.resumable.items()},
+            "resumable": {task: astuple(each) for task, each in in_flight.resumable.items()},
             "timers": sorted(timers, key=lambda entry: entry[:2]),
             "number": self.timers.number,
         }
@@ -90,7 +91,7 @@ class DeployedRun:
         self.registry.restore(state["devices"])
         in_flight = self.in_flight
         in_flight.keys = dict(state["keys"])
-        in_flight.resumable = {task: restored(each) for task, each in state["resumable"].items()}
+        in_flight.resumable = {t: ResumableTask(*each) for t, each in state["resumable"].items()}
         self.timers.restore(state["timers"], state["number"])
         for device in list(self.server.idle):
             self.timers.push(self.now, Left(device))

@@ -21,7 +21,6 @@ from latecomer.core.messages import (
     Ready,
     Received,
     Send,
-    Stop,
     TimerExpired,
 )
 from latecomer.core.outcomes import Accepted, Logged, Note, Outcome, Refused
@@ -81,7 +80,6 @@ class DeploymentLoop:
         self.introductions = Introductions(run, self.dispatch)
         self.replies = Replies(run, self.dispatch, self.failures)
         self.reply_timeouts = ReplyTimeouts(run, self.failures, self.introductions)
-        self.stopped: str | None = None  # why the run has to end
         self._checked_at = -inf
         self._compensated_at = 0.0
 
@@ -99,15 +97,9 @@ class DeploymentLoop:
         return reason
 
     def _reason_to_end(self, bounds: Bounds) -> str | None:
-        if self.stopped is not None:
-            return self.stopped
-        if bounds.updates and self.server.accepted >= bounds.updates:
-            return "updates"
-        if bounds.epochs and self.server.store.commits >= bounds.epochs:
-            return "epochs"
         if bounds.virtual_seconds and self.now >= bounds.virtual_seconds:
             return "virtual_seconds"
-        return None
+        return bounds.reached(self.server)
 
     def _step(self, bounds: Bounds) -> None:
         """Handle all replies and timers of the next moment at which there are any."""
@@ -200,8 +192,6 @@ class DeploymentLoop:
                 self.timers.push(self._compensated_at, ready)
             case Later(seconds, expired):
                 self.timers.push(self.now + seconds, expired)
-            case Stop(reason):
-                self.stopped = reason
 
     def _received(self, outcome: Accepted | Refused) -> None:
         """Count an update's bytes; begin or end the back-off of its device."""
@@ -214,10 +204,9 @@ class DeploymentLoop:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint, beside the server's own state."""
-        own = {"stopped": self.stopped, "compensated_at": self._compensated_at}
-        return {**own, **self.shared.state()}
+        return {"compensated_at": self._compensated_at, **self.shared.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run; the server must have been restored before."""
-        self.stopped, self._compensated_at = state["stopped"], state["compensated_at"]
+        self._compensated_at = state["compensated_at"]
         self.shared.restore(state)

@@ -4,9 +4,7 @@ A node handles one message at a time. If a strategy broadcasts, a task takes one
 pass over the device's data, and the newest broadcast model travels with the next message.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from latecomer.core.messages import Task
 from latecomer.engines.wire import InvalidPayload, Progress, ResumeOrder
@@ -66,18 +64,3 @@ class ResumableTask:
             return ResumeOrder(key, self.until)
         offer = task.offer_of(newer.lineage)
         return ResumeOrder(key, self.until, number, self.names[number], offer, newer.params)
-
-    def state(self) -> list[Any]:
-        return [
-            self.passes,
-            self.until,
-            self.base,
-            self.unconfirmed,
-            self.pending,
-            dict(self.names),
-        ]
-
-
-def restored(state: Sequence[Any]) -> ResumableTask:
-    passes, until, base, unconfirmed, pending, names = state
-    return ResumableTask(passes, until, base, unconfirmed, pending, dict(names))

@@ -6,7 +6,7 @@ trained in one batch, each from its own parameters and on the data of its device
 
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,28 +21,6 @@ from latecomer.device.training import Plan, local_update
 Signature = tuple[TrainSpec, str]
 
 
-class Trainer(Protocol):
-    """Computes the updates of simulated devices."""
-
-    def examples(self, task: Task) -> float:
-        """The work of this task, in examples trained with the whole network."""
-
-    def expect(self, task: Task, arrives: float) -> None:
-        """Announce that the update of this task will be requested at virtual time `arrives`."""
-
-    def update(self, task: Task, rebases: Rebases = ()) -> Update:
-        """The update of this task, with training rebased on broadcasts as `rebases` lists."""
-
-    def renew(self, task: Task) -> bool:
-        """Discard a computed update, for a broadcast in mid-task; False if it cannot be redone."""
-
-    def forget(self, task_id: int) -> None:
-        """Drop a task whose update will not be requested."""
-
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
 class OneByOne:
     """Trains each task alone, when its update is requested.
 
@@ -54,29 +32,38 @@ class OneByOne:
     def __init__(self, clients: Mapping[int, Client]) -> None:
         self.clients = clients
         self._memory: dict[int, DeviceMemory] = {}
-        self._waiting: dict[int, dict[int, Task]] = {}  # device -> number -> task with memory
-        self._ready: dict[int, Update] = {}
+        self._with_memory: dict[int, dict[int, Task]] = {}  # device -> number -> task, expected
+        self._ready: dict[int, Update] = {}  # trained and not requested yet
 
     def examples(self, task: Task) -> float:
+        """The work of this task, in examples trained with the whole network."""
         return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if self.clients[task.device].needs_memory(task) and task.id not in self._ready:
-            self._waiting.setdefault(task.device, {})[task.number] = task
+        """Announce that the update of this task will be requested at virtual time `arrives`."""
+        if self._needs_memory(task) and task.id not in self._ready:
+            self._with_memory.setdefault(task.device, {})[task.number] = task
 
     def renew(self, task: Task) -> bool:
-        # Tasks of a device with memory may have been trained ahead of time.
-        return not self.clients[task.device].needs_memory(task)
+        """Discard a computed update, for a broadcast in mid-task; False if it cannot be redone.
+
+        Tasks of a device with memory may have been trained ahead of time.
+        """
+        return not self._needs_memory(task)
 
     def update(self, task: Task, rebases: Rebases = ()) -> Update:
-        if not self.clients[task.device].needs_memory(task):
+        """The update of this task, with training rebased on broadcasts as `rebases` lists."""
+        if not self._needs_memory(task):
             return self.clients[task.device].perform(task, rebases=rebases)
         if task.id not in self._ready:
             self._train_up_to(task)
         return self._ready.pop(task.id)
 
+    def _needs_memory(self, task: Task) -> bool:
+        return self.clients[task.device].needs_memory(task)
+
     def _train_up_to(self, task: Task) -> None:
-        waiting = self._waiting.setdefault(task.device, {})
+        waiting = self._with_memory.setdefault(task.device, {})
         waiting[task.number] = task
         memory = self._memory.setdefault(task.device, {})
         for number in sorted(number for number in waiting if number <= task.number):
@@ -84,61 +71,53 @@ class OneByOne:
             self._ready[due.id] = self.clients[task.device].perform(due, memory)
 
     def forget(self, task_id: int) -> None:
+        """Drop a task whose update will not be requested."""
         self._ready.pop(task_id, None)
-        for waiting in self._waiting.values():
+        for waiting in self._with_memory.values():
             for number in [number for number, task in waiting.items() if task.id == task_id]:
                 del waiting[number]
 
     def state(self) -> dict[str, Any]:
         memory = {device: dict(kept) for device, kept in self._memory.items()}
-        return {"memory": memory, "early": dict(self._ready)}
+        return {"memory": memory, "ready": dict(self._ready)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        # Absent in checkpoints of runs without such devices.
-        memory = state.get("memory", {})
-        self._memory = {device: dict(kept) for device, kept in memory.items()}
-        self._ready = dict(state.get("early", {}))
+        self._memory = {device: dict(kept) for device, kept in state["memory"].items()}
+        self._ready = dict(state["ready"])
 
 
-class Batched:
+class Batched(OneByOne):
     """Trains the requested task in one batch with up to `size` - 1 tasks that arrive next.
 
     A batch has one training program and one sub-model. Updates that were not requested yet are
     part of the state: a batch is rounded differently than a single task, and a resumed run must
-    have the bits of an uninterrupted one. Tasks with memory are left to `OneByOne`.
+    have the bits of an uninterrupted one. Tasks with memory are trained one by one.
     """
 
     def __init__(self, clients: Mapping[int, Client], size: int) -> None:
-        self.clients, self.size = clients, size
+        super().__init__(clients)
+        self.size = size
         self._waiting: dict[Signature, dict[int, tuple[float, Task]]] = {}
-        self._ready: dict[int, Update] = {}
-        self._alone = OneByOne(clients)
-
-    def examples(self, task: Task) -> float:
-        return self.clients[task.device].examples(task)
 
     def expect(self, task: Task, arrives: float) -> None:
-        if self.clients[task.device].needs_memory(task):
-            self._alone.expect(task, arrives)
-        elif task.id not in self._ready:
+        super().expect(task, arrives)
+        if not self._needs_memory(task) and task.id not in self._ready:
             self._waiting.setdefault(_signature(task), {})[task.id] = (arrives, task)
 
     def renew(self, task: Task) -> bool:
-        self._ready.pop(task.id, None)
-        for waiting in self._waiting.values():
-            waiting.pop(task.id, None)
-        return self._alone.renew(task)
+        if possible := super().renew(task):
+            self.forget(task.id)
+        return possible
 
     def update(self, task: Task, rebases: Rebases = ()) -> Update:
-        if rebases or self.clients[task.device].needs_memory(task):
-            return self._alone.update(task, rebases)
+        if rebases or self._needs_memory(task):
+            return super().update(task, rebases)
         if task.id not in self._ready:
             self._train(task)
         return self._ready.pop(task.id)
 
     def forget(self, task_id: int) -> None:
-        self._alone.forget(task_id)
-        self._ready.pop(task_id, None)
+        super().forget(task_id)
         for waiting in self._waiting.values():
             waiting.pop(task_id, None)
 
@@ -179,13 +158,6 @@ class Batched:
             client.make_update(task, delta.clone(), choice)
             for client, task, delta, choice in zip(clients, tasks, deltas, choices, strict=True)
         ]
-
-    def state(self) -> dict[str, Any]:
-        return {"ready": dict(self._ready), "alone": self._alone.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._ready = dict(state["ready"])
-        self._alone.restore(state.get("alone", {}))
 
 
 def _signature(task: Task) -> Signature:

@@ -24,7 +24,6 @@ from latecomer.core.messages import (
     Ready,
     Received,
     Send,
-    Stop,
     Task,
     TimerExpired,
     Update,
@@ -43,7 +42,7 @@ from latecomer.core.outcomes import (
 from latecomer.core.server import Server
 from latecomer.device.client import Rebases
 from latecomer.engines.memory import keep_freed_memory, rare_collections
-from latecomer.engines.trainers import Trainer
+from latecomer.engines.trainers import OneByOne
 from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.task_times import TaskTimes
 
@@ -109,6 +108,14 @@ class Bounds:
     epochs: int = 0
     virtual_seconds: float = 0.0
 
+    def reached(self, server: Server) -> str | None:
+        """The name of the bound on updates or epochs that is reached; None if neither is."""
+        if self.updates and server.accepted >= self.updates:
+            return "updates"
+        if self.epochs and server.store.commits >= self.epochs:
+            return "epochs"
+        return None
+
 
 class VirtualEngine:
     """Runs one server against a simulated fleet in virtual time."""
@@ -119,7 +126,7 @@ class VirtualEngine:
         self,
         server: Server,
         fleet: Fleet,
-        trainer: Trainer,
+        trainer: OneByOne,
         devices: Collection[int],
         costs: ServerCosts | None = None,
         on_note: Callable[[float, Logged], None] | None = None,
@@ -129,7 +136,6 @@ class VirtualEngine:
         self.on_note = on_note
         self.now = 0.0
         self.bytes_up = self.bytes_down = self.bytes_saved = 0
-        self.stopped: str | None = None
         self._free_at = 0.0  # when the server has finished its work; tasks are sent at that time
         self._compensated_at = 0.0  # when its last compensation ends
         self._active_at = 0.0  # when a message was last sent or received
@@ -159,18 +165,8 @@ class VirtualEngine:
         """Keep the server busy for the time of an evaluation."""
         self._free_at = max(self._free_at, self.now) + self.costs.evaluate
 
-    def _done(self, bounds: Bounds) -> str | None:
-        """The reason to end the run at this moment, whatever is on the heap; else None."""
-        if self.stopped is not None:
-            return self.stopped
-        if bounds.updates and self.server.accepted >= bounds.updates:
-            return "updates"
-        if bounds.epochs and self.server.store.commits >= bounds.epochs:
-            return "epochs"
-        return None
-
     def _reason_to_end(self, bounds: Bounds) -> str | None:
-        if (done := self._done(bounds)) is not None:
+        if (done := bounds.reached(self.server)) is not None:
             return done
         if not self._heap:
             return "no events are left: all devices are lost or idle"
@@ -270,8 +266,6 @@ class VirtualEngine:
                 self._push(self._compensated_at, ready)
             case Later(seconds, due):
                 self._push(self.now + seconds, due)
-            case Stop(reason):
-                self.stopped = reason
 
     def _count(self, outcome: Logged) -> None:
         """Add up the bytes, and fill in how long the parts of a task took."""
@@ -331,7 +325,6 @@ class VirtualEngine:
     def state(self) -> dict[str, Any]:
         return {
             "now": self.now,
-            "stopped": self.stopped,
             "bytes": [self.bytes_up, self.bytes_down, self.bytes_saved],
             "free_at": self._free_at,
             "compensated_at": self._compensated_at,
@@ -345,8 +338,8 @@ class VirtualEngine:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.now, self.stopped = state["now"], state["stopped"]
-        self.bytes_up, self.bytes_down, self.bytes_saved = (*state["bytes"], 0)[:3]
+        self.now = state["now"]
+        self.bytes_up, self.bytes_down, self.bytes_saved = state["bytes"]
         self._free_at, self._active_at = state["free_at"], state["active_at"]
         self._compensated_at = state["compensated_at"]
         self._away = set(state["away"])

@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -32,7 +24,7 @@ from latecomer.core.strategy import Assignment
 from latecomer.engines.flower import only
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.engines.memory import keep_freed_memory, rare_collections
-from latecomer.engines.trainers import Trainer
+from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput, RunFailed
 from latecomer.fleet.fleet import Fleet
@@ -56,11 +48,7 @@ Evaluate = Callable[[int, Tensor], tuple[Mapping[str, float], int] | None]
 
 
 class _Ended(BaseException):
-    """Ends the strategy at a bound of the run; passes through `except Exception`."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Ends the strategy for a reason; passes through `except Exception`."""
 
 
 class FlowerRoundsEngine(VirtualEngine):
@@ -77,7 +65,7 @@ class FlowerRoundsEngine(VirtualEngine):
         self,
         server: Server,
         fleet: Fleet,
-        trainer: Trainer,
+        trainer: OneByOne,
         devices: Collection[int],
         layout: Layout,
         evaluate: Evaluate,
@@ -95,12 +83,7 @@ class FlowerRoundsEngine(VirtualEngine):
         """Run the strategy to the first bound; returns the reason for the end."""
         keep_freed_memory()
         grid, rounds = VirtualGrid(self, bounds, after_step), self.rounds
-        with (
-            rare_collections(),
-            allow_messages(),
-            _seeded_random(self.server.seed),
-            _flower_log_off(),
-        ):
+        with rare_collections(), allow_messages(), _flower_settings(self.server.seed):
             try:
                 result = rounds.flower_strategy.start(
                     grid=grid,
@@ -114,8 +97,8 @@ class FlowerRoundsEngine(VirtualEngine):
                     grid.commit(0, result.arrays)
                 grid.finish_step()
             except _Ended as end:
-                return end.reason
-        return self._done(bounds) or "the strategy has done its rounds"
+                return str(end)
+        return bounds.reached(self.server) or "the strategy has done its rounds"
 
     def records(self, vector: Tensor) -> ArrayRecord:
         """A model in Flower's form: arrays by name."""
@@ -256,13 +239,14 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
 
     # The model.
 
-    def commit(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def commit(self, server_round: int, arrays: ArrayRecord) -> None:
         """Commit the global model of the strategy, if it differs from the head."""
-        model = self.engine.vector(arrays)
-        if not torch.equal(model, self.engine.server.store.head_params()):
+        if self._is_new(model := self.engine.vector(arrays)):
             self.engine.rounds.model = model
             self.finish_step()
-        return None
+
+    def _is_new(self, model: Tensor) -> bool:
+        return not torch.equal(model, self.engine.server.store.head_params())
 
     def _take_model(self, messages: list[Message]) -> None:
         records = [only(message.content, ArrayRecord) for message in messages]
@@ -273,8 +257,7 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
                 f"{self.engine.strategy_name} sends different models to different nodes: only"
                 " strategies with one global model can be run in virtual time"
             )
-        head = self.engine.server.store.head_params()
-        if vectors and not torch.equal(vectors[0], head):
+        if vectors and self._is_new(vectors[0]):
             self.engine.rounds.model = vectors[0]
 
     def finish_step(self) -> None:
@@ -282,9 +265,8 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
         if self.engine.rounds.model is not None:
             self.engine.handle_now()
         if self._step_due:
-            self._step_due = False
             self._call_after_step()
-            if (reason := self.engine._done(self.bounds)) is not None:
+            if (reason := self.bounds.reached(self.engine.server)) is not None:
                 raise _Ended(reason)
 
     # Messages.
@@ -374,14 +356,14 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
         After the last step it waits for the model that the strategy makes of the replies.
         """
         while not done():
-            if self._step_due:
-                self._step_due = False
-                self._call_after_step()
+            self._call_after_step()
             self.engine.one_step(self.bounds)
             self._step_due = True
 
     def _call_after_step(self) -> None:
-        if not self.after_step():
+        """Call `after_step` if it is due."""
+        is_due, self._step_due = self._step_due, False
+        if is_due and not self.after_step():
             raise _Ended("interrupted")
 
 
@@ -394,23 +376,14 @@ def _failed(sent: _Sent, reason: str, code: int = LOST) -> Message:
 
 
 @contextmanager
-def _seeded_random(seed: int) -> Iterator[None]:
-    """Seed Python's global random generator, with which Flower samples nodes."""
-    before = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-
-
-@contextmanager
-def _flower_log_off() -> Iterator[None]:
-    """Silence Flower's log of rounds; the run has its own output."""
+def _flower_settings(seed: int) -> Iterator[None]:
+    """Seed Python's global generator, with which Flower samples nodes; silence Flower's log."""
     log = logging.getLogger("flwr")
-    before = log.level
+    before, level = random.getstate(), log.level
+    random.seed(seed)
     log.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        log.setLevel(before)
+        random.setstate(before)
+        log.setLevel(level)

@@ -13,6 +13,7 @@ from latecomer.fleet.presets import PROFILES
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.task_times import TaskTimes, is_random, task_time_rng, task_times
 
+QUORUM = 0.7  # share of the devices with data whose tasks end within a nominal epoch
 OVERRIDABLE_FIELDS = (
     "dropout",
     "crash",
@@ -74,8 +75,6 @@ def make_fleet(
     `overrides` replace profile fields (`OVERRIDABLE_FIELDS`) of all devices; None keeps the
     preset's value. A trace with another number of devices is repeated or cut, with a note.
     """
-    if devices < 1:
-        raise BadInput(f"fleet.devices = {devices}: allowed is 1 or more")
     if profile not in PROFILES:
         raise unknown("fleet.profile", profile, PROFILES)
     profiles = [_override(p, overrides or {}) for p in PROFILES[profile].build(devices, seed, path)]
@@ -85,12 +84,7 @@ def make_fleet(
 
 def with_lateness(fleet: Fleet, devices: Iterable[int], lateness: Lateness) -> Fleet:
     """A copy of the fleet in which `devices` also have this lateness; it replaces an older one."""
-    late = dict(fleet.late)
-    for device in devices:
-        if not 0 <= device < len(fleet.devices):
-            raise BadInput(f"late device {device}: allowed is 0 to {len(fleet.devices) - 1}")
-        late[device] = lateness
-    return replace(fleet, late=late)
+    return replace(fleet, late={**fleet.late, **dict.fromkeys(devices, lateness)})
 
 
 def task_seconds(
@@ -108,30 +102,22 @@ def task_seconds(
 
 
 def epoch_seconds(
-    profiles: Sequence[DeviceProfile],
-    examples_per_device: Sequence[int],
-    size: int,
-    quorum: float = 0.7,
+    profiles: Sequence[DeviceProfile], examples_per_device: Sequence[int], size: int
 ) -> float:
-    """The nominal epoch in seconds: the `quorum`-quantile of `task_seconds` over devices with data.
+    """The nominal epoch in seconds: the QUORUM-quantile of `task_seconds` over devices with data.
 
     It is the unit of `fleet.late.delay`.
     """
-    if not 0 < quorum <= 1:
-        raise BadInput(f"quorum = {quorum}: allowed is above 0, at most 1")
     seconds = task_seconds(profiles, examples_per_device, size)
     times = sorted(t for t, n in zip(seconds, examples_per_device, strict=True) if n > 0)
     if not times:
         raise BadInput("no device has any data: an epoch needs at least one device with data")
     # In floating point 0.07 * 100 is slightly above 7, and must count as 7.
-    needed = max(1, ceil(quorum * len(times) - 1e-9))
+    needed = max(1, ceil(QUORUM * len(times) - 1e-9))
     return times[needed - 1]
 
 
 def _override(profile: DeviceProfile, overrides: Mapping[str, float | None]) -> DeviceProfile:
-    for name in overrides:
-        if name not in OVERRIDABLE_FIELDS:
-            raise unknown("fleet key", name, OVERRIDABLE_FIELDS)
     changes: dict[str, Any] = {
         name: value for name, value in overrides.items() if value is not None
     }

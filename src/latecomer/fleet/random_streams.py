@@ -4,8 +4,6 @@ from enum import IntEnum
 
 import numpy as np
 
-from latecomer.errors import BadInput
-
 
 class RandomStream(IntEnum):
     """Stream numbers by purpose; changing one changes every run."""
@@ -19,6 +17,4 @@ class RandomStream(IntEnum):
 
 def stream_rng(seed: int, stream: RandomStream, *indices: int) -> np.random.Generator:
     """The generator seeded by the run's seed, the purpose, and e.g. device and task number."""
-    if seed < 0:
-        raise BadInput(f"seed = {seed}: allowed is 0 or more")
     return np.random.default_rng([seed, int(stream), *indices])

@@ -54,11 +54,11 @@ def task_times(
     """
     normal, dropout, crash, fraction, gamma_draw = 0.0, 1.0, 1.0, 0.0, 0.0
     if rng is not None:
-        # Every number is drawn for every profile, and the Gamma, whose use of random bits depends
-        # on its shape, is last: enabling one feature must not change the draws of another.
+        # Every number is drawn for every profile: enabling one feature must not change the draws
+        # of another.
         normal = rng.standard_normal()
         dropout, crash, fraction = rng.random(3).tolist()
-        gamma_draw = rng.standard_gamma(lateness.shape if lateness else GAMMA_SHAPE)
+        gamma_draw = rng.standard_gamma(GAMMA_SHAPE)
 
     windows, period = profile.windows, profile.period
     slowdown = exp(profile.jitter * normal - profile.jitter**2 / 2) if profile.jitter else 1.0

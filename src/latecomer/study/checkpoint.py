@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from latecomer.core.codec import decode, encode, storable
 from latecomer.errors import BadInput
 
-FORMAT = 5
+FORMAT = 6
 FILES = ("state.json", "state.safetensors")
 CHECKSUMS = "sha256.json"  # file -> sha256 of its content
 

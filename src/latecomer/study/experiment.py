@@ -18,7 +18,7 @@ from latecomer.device.kernel import compiled_kernel
 from latecomer.device.networks import Networks, build_networks
 from latecomer.device.privacy import Privacy
 from latecomer.device.training import average_loss
-from latecomer.engines.trainers import Batched, OneByOne, Trainer, batch_size
+from latecomer.engines.trainers import Batched, OneByOne, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import (
@@ -230,7 +230,7 @@ class Experiment:
         fleet = self._one_machine() if self.recipe.pooled else self.fleet
         return VirtualEngine(server, fleet, self._trainer(), self.clients, costs)
 
-    def _trainer(self) -> Trainer:
+    def _trainer(self) -> OneByOne:
         if self.config.engine.kernel != "batched":
             return OneByOne(self.clients)
         examples = max(client.num_examples for client in self.clients.values())

@@ -1,7 +1,7 @@
 """Terminal output: progress of a run (a bar, or plain lines in a pipe) and result tables."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from latecomer.study.experiment import Experiment
 from latecomer.study.runner import Silent
 
 LINE_EVERY_SECONDS = 2.0
-SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_WIDTH = 16
 NARROW = ("accuracy", "accuracy_affected", "seconds_to_target", "staleness_mean")
 
 
@@ -26,32 +24,6 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """`values` as at most `width` bar characters, evenly picked, scaled from lowest to highest."""
-    if not values:
-        return ""
-    step = -(-len(values) // width)
-    # Picked from the end: the last bar is the last value.
-    picked = list(values[::-1][::step][::-1])
-    low, high = min(picked), max(picked)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in picked)
-
-
-class UpdateRate:
-    """Client updates per second of wall time since the first call, as text."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None  # wall time, updates
-
-    def __call__(self, updates: int) -> str:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (now, updates)
-        seconds, done = now - self._first[0], updates - self._first[1]
-        return f"{done / seconds:,.0f} updates/s" if seconds > 0.2 and done else ""
 
 
 def headline(experiment: Experiment, verbose: bool) -> list[str]:
@@ -74,20 +46,18 @@ class Lines(Silent):
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self.console, self.verbose = console, verbose
         self._printed = 0.0  # wall time of the last line
-        self._rate = UpdateRate()
 
     def started(self, experiment: Experiment, folder: Path) -> None:
         for line in headline(experiment, self.verbose):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        rate = self._rate(row["updates"])
         if time.monotonic() - self._printed < LINE_EVERY_SECONDS:
             return
         self._printed = time.monotonic()
         self.console.print(
             f"{row['updates']} updates, {span(row['virtual_seconds'])} virtual,"
-            f" accuracy {row['accuracy']:.3f}{', ' if rate else ''}{rate}",
+            f" accuracy {row['accuracy']:.3f}",
             highlight=False,
         )
 
@@ -106,10 +76,8 @@ class Bar(Silent):
             transient=True,
         )
         self._task = self._bar.add_task("", total=1.0, state="")
-        self._accuracy: list[float] = []
+        self._accuracy = ""  # of the last evaluation
         self._drawn = 0.0
-        self._rate = UpdateRate()
-        self._sparks = console.encoding.lower().startswith("utf")
 
     def started(self, experiment: Experiment, folder: Path) -> None:
         Lines(self.console, self.verbose).started(experiment, folder)
@@ -119,21 +87,11 @@ class Bar(Silent):
         if time.monotonic() - self._drawn < 0.1:
             return
         self._drawn = time.monotonic()
-        state = self.state(updates, virtual_seconds)
+        state = f"{updates:,} updates, {span(virtual_seconds)} virtual{self._accuracy}"
         self._bar.update(self._task, completed=min(1.0, share), state=state)
 
-    def state(self, updates: int, virtual_seconds: float) -> str:
-        """The text beside the bar; without the update rate where the console is narrow."""
-        accuracy = f"accuracy {self._accuracy[-1]:.3f}" if self._accuracy else ""
-        if self._sparks and len(self._accuracy) > 1:
-            accuracy += f" {sparkline(self._accuracy)}"
-        parts = [f"{updates:,} updates", f"{span(virtual_seconds)} virtual", accuracy]
-        if self.console.width >= 120:
-            parts.insert(1, self._rate(updates))
-        return ", ".join(part for part in parts if part)
-
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        self._accuracy.append(row["accuracy"])
+        self._accuracy = f", accuracy {row['accuracy']:.3f}"
 
     def finished(self) -> None:
         self._bar.stop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from latecomer.core.codec import portable
-from latecomer.core.messages import Contribution, Later, Stop
+from latecomer.core.messages import Contribution, Later
 from latecomer.core.outcomes import Note
 from latecomer.core.strategy import Action, Assignment, Dispatch, Observer, ServerView, Strategy
 from latecomer.core.submodel import Submodel, name_of
@@ -117,7 +117,7 @@ class WithSubmodels:
     def __init__(self, inner: Dispatch, submodel: Callable[[int], Submodel | None]) -> None:
         self.inner, self.submodel = inner, submodel
 
-    def __call__(self, view: ServerView) -> Iterable[Assignment | Later | Stop]:
+    def __call__(self, view: ServerView) -> Iterable[Assignment | Later]:
         return (
             request._replace(submodel=self.submodel(request.device))
             if isinstance(request, Assignment)

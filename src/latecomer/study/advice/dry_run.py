@@ -1,8 +1,7 @@
 """A dry run of a fleet: when updates arrive if every device works and nothing is trained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from latecomer.core.outcomes import Accepted, Dispatched, Dropped, Logged
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.device.client import Rebases
+from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import Fleet
 from latecomer.study.experiment import Experiment
@@ -38,10 +38,11 @@ class Arrivals:
         return (at_arrival - at_dispatch).clip(0).astype(float)
 
 
-class NoTraining:
+class NoTraining(OneByOne):
     """A trainer that returns zero updates."""
 
     def __init__(self, passes: Sequence[float]) -> None:
+        super().__init__({})
         self.passes = passes
 
     def examples(self, task: Task) -> float:
@@ -51,15 +52,9 @@ class NoTraining:
         return Update(task.id, torch.zeros_like(task.params), 1)
 
     def expect(self, task: Task, arrives: float) -> None: ...
-    def forget(self, task_id: int) -> None: ...
 
     def renew(self, task: Task) -> bool:
         return False
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 def dry_run(experiment: Experiment, max_updates: int = MAX_UPDATES) -> Arrivals:

@@ -7,7 +7,7 @@ import numpy as np
 
 from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import COLOURS, Lanes, Mark, Panel, Series, State, View
+from latecomer.study.view.panels import COLOURS, Lanes, Mark, Panel, Series, State, View, thinned
 
 SHOWN = 7  # clusters with a colour each; all others together are grey
 MAX_MARKS = 40
@@ -72,10 +72,9 @@ def _members(history: History, named: list[str], clock: Clock) -> list[Series]:
             rows.append(row())
     times.append(history.now)
     rows.append(row())
-    picked = np.unique(np.linspace(0, len(times) - 1, 400).round().astype(int)).tolist()
-    x = clock.each(times[i] for i in picked)
+    x, picked = thinned(clock.each(times), rows, limit=400)
     return [
-        Series(label, x, [rows[i][k] for i in picked], "area", colour=min(k, 7), dash=0)
+        Series(label, x, [r[k] for r in picked], "area", colour=min(k, 7), dash=0)
         for k, label in enumerate(labels)
         if any(r[k] for r in rows)
     ]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import Panel, Series, View
+from latecomer.study.view.panels import Panel, Series, View, bars
 from latecomer.study.view.timeline import (
     STATE_COLOURS,
     STATES,
@@ -109,13 +109,11 @@ def _bars(table: pd.DataFrame, columns: Names, y: str, share: bool = False) -> V
     for column, name in columns.items():
         if column not in table or not table[column].notna().any():
             continue
-        groups = table.groupby("strategy", sort=False)[column]
-        whole = groups.count() == groups.size()
-        mean, low, high = (s.where(whole) for s in (groups.mean(), groups.min(), groups.max()))
-        if not np.any(mean.fillna(0) != 0):
-            continue
-        labels = [str(label) for label in mean.index]
-        series.append(Series(name, labels, list(mean), "bar", low=list(low), high=list(high)))
+        groups = {str(k): g.tolist() for k, g in table.groupby("strategy", sort=False)[column]}
+        # Without a bar where some seed has no value, such as a target that it did not reach.
+        found = bars(name, {k: [] if np.isnan(v).any() else v for k, v in groups.items()})
+        if np.nan_to_num(found.y).any():
+            series.append(found)
     return View("", "strategy", y, series, unit_share=share) if series else None
 
 

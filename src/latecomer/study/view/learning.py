@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import pandas as pd
 
 from latecomer.study.view.clock import Clock
-from latecomer.study.view.panels import ORANGE, Panel, Series, View, curve
+from latecomer.study.view.panels import ORANGE, Panel, Series, View, bars, curve
 
 SHARES = {
     "accuracy": "accuracy",
@@ -93,16 +93,7 @@ def classes_of_all(runs: Runs, late: Collection[str]) -> Panel | None:
     for label, some in runs.items():
         last = pd.DataFrame([run.iloc[-1] for run in some]).reindex(columns=columns)
         last = last.apply(pd.to_numeric)
-        series.append(
-            Series(
-                label,
-                [_class(c, late) for c in columns],
-                list(last.mean()),
-                "bar",
-                low=list(last.min()),
-                high=list(last.max()),
-            )
-        )
+        series.append(bars(label, {_class(c, late): last[c].tolist() for c in columns}))
     if not columns:
         return None
     about = (

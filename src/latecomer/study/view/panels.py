@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 Kind = Literal["line", "step", "bar", "dots", "area"]
@@ -155,13 +156,20 @@ def short(value: Any) -> Any:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def thinned(*columns: Sequence[Any]) -> list[list[Any]]:
-    """At most MAX_POINTS rows, evenly picked, including the first and the last."""
+def thinned(*columns: Sequence[Any], limit: int = MAX_POINTS) -> list[list[Any]]:
+    """At most `limit` rows, evenly picked, including the first and the last."""
     length = len(columns[0])
-    if length <= MAX_POINTS:
+    if length <= limit:
         return [list(column) for column in columns]
-    picked = np.unique(np.linspace(0, length - 1, MAX_POINTS).round().astype(int))
+    picked = np.unique(np.linspace(0, length - 1, limit).round().astype(int)).tolist()
     return [[column[i] for i in picked] for column in columns]
+
+
+def bars(name: str, values: Mapping[str, Sequence[float]], scale: float = 1.0) -> Series:
+    """A bar for each entry: the mean of its values over `scale`; whisker: lowest to highest."""
+    table = pd.DataFrame({label: pd.Series(list(v), dtype=float) for label, v in values.items()})
+    mean, low, high = (list(found / scale) for found in (table.mean(), table.min(), table.max()))
+    return Series(name, list(values), mean, "bar", low=low, high=high)
 
 
 def curve(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import Panel, Series, View
+from latecomer.study.view.panels import Panel, Series, View, thinned
 
 MAX_BARS = 60
 
@@ -74,9 +74,8 @@ def _histogram(counts: Mapping[int, int]) -> tuple[list[object], list[int]]:
 def _up_to(counts: Mapping[int, int], longest: int) -> tuple[list[float], list[float]]:
     values = sorted(counts)
     total = np.cumsum([counts[v] for v in values])
-    picked = np.unique(np.linspace(0, len(values) - 1, 200).round().astype(int)).tolist()
-    x = [*(float(values[i]) for i in picked), float(longest)]
-    return x, [*(float(total[i] / total[-1]) for i in picked), 1.0]
+    x, share = thinned([float(v) for v in values], (total / total[-1]).tolist(), limit=200)
+    return [*x, float(longest)], [*share, 1.0]
 
 
 def _weights(name: str, history: History, relative: bool = False) -> Series | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from latecomer.fleet.availability import close_after, next_open
 from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import End, History
-from latecomer.study.view.panels import Lanes, Panel, Series, State, View
+from latecomer.study.view.panels import Lanes, Panel, Series, State, View, thinned
 
 DOWNLOAD, TRAINING, UPLOAD, LATE, LOST, OFFLINE, WORKING, OPEN = range(8)
 STATES = (
@@ -239,6 +239,5 @@ def _chosen(spans: Spans, devices: Sequence[int], fleet: Fleet, max_spans: int) 
     needed = sum(size.get(d, 0) for d in others)
     if total + needed > max_spans:
         count = max(1, int(len(others) * (max_spans - total) / max(1, needed)))
-        picked = np.unique(np.linspace(0, len(others) - 1, count).round().astype(int))
-        others = [others[i] for i in picked.tolist()]
+        (others,) = thinned(others, limit=count)
     return [*kept, *others]

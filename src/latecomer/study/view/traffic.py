@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import Panel, Series, View
+from latecomer.study.view.panels import Panel, Series, View, bars
 
 BINS = 120
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -56,17 +56,7 @@ def traffic(history: History, clock: Clock) -> Panel | None:
 def traffic_of_all(up: Mapping[str, Sequence[float]], down: Mapping[str, Sequence[float]]) -> Panel:
     """Bytes of a whole run, mean and range over seeds, by strategy."""
     unit, size = unit_for(max(max(v) for some in (up, down) for v in some.values()))
-    series = [
-        Series(
-            name,
-            list(some),
-            [float(np.mean(v)) / size for v in some.values()],
-            "bar",
-            low=[min(v) / size for v in some.values()],
-            high=[max(v) / size for v in some.values()],
-        )
-        for name, some in (("upload", up), ("download", down))
-    ]
+    series = [bars("upload", up, size), bars("download", down, size)]
     view = View("total", "strategy", unit, series)
     return Panel(
         "traffic",
