@@ -32,7 +32,7 @@ PRIVACY = [f"tests/device/test_{n}.py" for n in ("ledger", "privacy", "private_c
 PLACES = {  # source files, and the tests that belong to them
     "core": ("latecomer/core/*.py", ["tests/core", *STRATEGIES]),
     "strategies": ("latecomer/strategies/**/*.py", STRATEGIES),
-    "evaluate": ("latecomer/study/evaluate.py latecomer/study/client_accuracy.py", STUDY),
+    "evaluate": ("latecomer/study/evaluate.py latecomer/study/metrics.py", STUDY),
     "ledger": ("latecomer/device/ledger.py", PRIVACY),
 }
 MAX_SECONDS = 10.0  # of a test; longer ones are left out

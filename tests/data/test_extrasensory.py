@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latecomer.data.dataset import SourceOptions
 from latecomer.data.extrasensory import COLUMNS, MAIN_ACTIVITIES, PAPER_SENSORS, SENSORS
-from latecomer.data.options import SourceOptions
 from latecomer.data.sources import load
 from latecomer.errors import BadInput
 

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from latecomer.data.dataset import Dataset
-from latecomer.data.rare_classes import drop_rare_classes
+from latecomer.data.dataset import Dataset, drop_rare_classes
 from latecomer.errors import BadInput
 
 DATA = Dataset(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from latecomer.data import extrasensory, uci_har
+from latecomer.data.dataset import SourceOptions
 from latecomer.data.federated_dataset import federate
-from latecomer.data.options import SourceOptions
 from latecomer.data.sources import load
 
 ROOT = Path(__file__).parents[2]

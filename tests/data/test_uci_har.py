@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latecomer.data.options import SourceOptions
+from latecomer.data.dataset import SourceOptions
 from latecomer.data.sources import load
 from latecomer.data.uci_har import FEATURES, SAMPLES, SIGNALS
 from latecomer.errors import BadInput

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latecomer.data import watch
-from latecomer.data.options import SourceOptions
+from latecomer.data.dataset import SourceOptions
 from latecomer.data.sources import load
 from latecomer.errors import BadInput
 

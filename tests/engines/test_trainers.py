@@ -10,16 +10,10 @@ from torch import nn
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.messages import TrainSpec
 from latecomer.core.server import Server
-from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel, flat_model
-from latecomer.device.training import plan_batches, task_rng
-from latecomer.engines.trainers import (
-    Batched,
-    OneByOne,
-    batch_size,
-    stack_plans,
-)
+from latecomer.device.training import plan_batches, reason_not_to_batch, task_rng
+from latecomer.engines.trainers import Batched, OneByOne, batch_size, stack_plans
 from latecomer.engines.virtual import Bounds, VirtualEngine
 from latecomer.fleet.fleet import make_fleet
 from latecomer.strategies.recipe import build_strategy

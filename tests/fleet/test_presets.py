@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from latecomer.fleet.phones import CLASSES, DAY, LINKS, phones
 from latecomer.fleet.presets import PROFILES, gamma, tiers, uniform
 from latecomer.fleet.profile import DeviceProfile
-from latecomer.fleet.shares import apportion
+from latecomer.fleet.submodel_widths import apportion
 
 TIER_NAMES = ("fast", "medium-fast", "medium-slow", "slow")
 

@@ -20,11 +20,10 @@ from latecomer.device.flat import FlatModel
 from latecomer.device.personalisation import prior_shift, subsample
 from latecomer.strategies.parts.labels import output_bias
 from latecomer.study import evaluate
-from latecomer.study.client_accuracy import OverDevices, over_devices
 from latecomer.study.config import Config
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
-from latecomer.study.metrics import Scores
+from latecomer.study.metrics import OverDevices, Scores, over_devices
 
 MakeConfig = Callable[..., Config]
 NETWORK = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)  # two weights, then two biases

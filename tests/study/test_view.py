@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 
 from latecomer.errors import BadInput
-from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import accuracy_of_all, device_table, widths
 from latecomer.study.view.history import Follower, History, read_history
-from latecomer.study.view.panels import MAX_POINTS, Lanes, Panel, short, thinned, to_json
+from latecomer.study.view.panels import MAX_POINTS, Lanes, Panel, clock_for, short, thinned, to_json
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.run_document import budget_of
 from latecomer.study.view.staleness import staleness, staleness_of_all

@@ -1,7 +1,7 @@
 """A labelled dataset in memory, validated on construction."""
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,3 +135,44 @@ def _test_mask(where: str, given: object, rows: int) -> NDArray[np.bool_] | None
     if test.dtype.kind != "b":
         raise BadInput(f"{where}: test is {test.dtype}; expected bool, true for a test row")
     return test
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options for reading a source; an empty value or 0 means the source's default."""
+
+    variant: str = ""
+    sensors: tuple[str, ...] = ()
+    label: str = ""
+    activities: tuple[int, ...] = ()
+    length: int = 0  # samples per window
+    step: int = 0  # samples between the starts of two windows
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that are not at their default."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+
+def drop_rare_classes(dataset: Dataset, min_examples: int) -> Dataset:
+    """The dataset without classes of fewer than `min_examples` examples; a note names them."""
+    counts = np.bincount(dataset.y, minlength=dataset.num_classes)
+    kept = np.flatnonzero(counts >= min_examples)
+    if len(kept) == dataset.num_classes:
+        return dataset
+    rows = np.isin(dataset.y, kept)
+    dropped = np.flatnonzero(counts < min_examples)
+    names = ", ".join(f"{dataset.class_names[c]} ({counts[c]})" for c in dropped)
+    return replace(
+        dataset,
+        x=dataset.x[rows],
+        y=np.searchsorted(kept, dataset.y[rows]),
+        subject=None if dataset.subject is None else dataset.subject[rows],
+        test=None if dataset.test is None else dataset.test[rows],
+        class_names=tuple(dataset.class_names[c] for c in kept),
+        notes=(
+            *dataset.notes,
+            f"classes of fewer than {min_examples} examples are dropped: {names}",
+        ),
+        where=f"data.min_examples = {min_examples}",
+    )

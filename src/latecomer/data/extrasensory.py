@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.data.dataset import Dataset
-from latecomer.data.options import SourceOptions
+from latecomer.data.dataset import Dataset, SourceOptions
 from latecomer.data.tables import read_table
 from latecomer.errors import BadInput, unknown
 

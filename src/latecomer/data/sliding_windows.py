@@ -4,7 +4,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from latecomer.data.options import SourceOptions
+from latecomer.data.dataset import SourceOptions
 from latecomer.errors import BadInput
 
 

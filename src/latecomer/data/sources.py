@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from latecomer.data.dataset import Dataset
+from latecomer.data.dataset import Dataset, SourceOptions
 from latecomer.data.extrasensory import read_extrasensory
 from latecomer.data.mnist import read_mnist
 from latecomer.data.npz import read_npz
-from latecomer.data.options import SourceOptions
 from latecomer.data.pamap2 import read_pamap2
 from latecomer.data.uci_har import read_uci_har
 from latecomer.data.watch import read_watch

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latecomer.data.dataset import Dataset
-from latecomer.data.options import SourceOptions
+from latecomer.data.dataset import Dataset, SourceOptions
 from latecomer.data.tables import find_folder, read_integers, read_numbers
 from latecomer.errors import BadInput, unknown
 

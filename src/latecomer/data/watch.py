@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from latecomer.data.dataset import Dataset
-from latecomer.data.options import SourceOptions
+from latecomer.data.dataset import Dataset, SourceOptions
 from latecomer.data.sliding_windows import covered_samples, sliding_windows, window_size
 from latecomer.errors import BadInput
 

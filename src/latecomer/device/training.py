@@ -17,6 +17,7 @@ from latecomer.device.clipping import clipped_sum, layers_of
 from latecomer.device.flat import FlatModel
 from latecomer.device.optimizers import OptimizerState, initial_state, optimizer_step
 from latecomer.errors import BadInput
+from latecomer.loading import first_line
 
 BATCH_STREAM = 1  # random stream of mini-batches, one of several of the same seed
 PER_EXAMPLE_FLOATS = 2**26  # bound on per-example gradients in memory: 256 MB
@@ -298,3 +299,21 @@ def _join(whole: Tensor, moving: Tensor, span: slice) -> Tensor:
     if moving.numel() == whole.numel():
         return moving
     return torch.cat([whole[: span.start], moving, whole[span.stop :]])
+
+
+def reason_not_to_batch(model: FlatModel) -> str | None:
+    """Why training under vmap fails for this network, found by training two; None if it works."""
+    params = torch.stack([model.init(0)] * 2)
+    x = torch.zeros(2, 1, *model.input_shape)
+    y = torch.zeros(2, 1, dtype=torch.int64)
+    plan = Plan(torch.zeros(2, 1, 1, dtype=torch.int64), torch.ones(2, 1, 1))
+
+    def train(params: Tensor, x: Tensor, y: Tensor, order: Tensor, mask: Tensor) -> Tensor:
+        plan = Plan(order, mask)
+        return local_update(model, params, x, y, TrainSpec(), plan, functional=True, ragged=True)
+
+    try:
+        torch.func.vmap(train)(params, x, y, *plan)
+    except Exception as error:  # whatever a user's network does under vmap
+        return f"its network cannot be batched: {first_line(error)}"
+    return None

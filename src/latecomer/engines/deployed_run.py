@@ -13,9 +13,8 @@ from latecomer.engines.device_registry import Device, DeviceRegistry
 from latecomer.engines.in_flight import InFlightMessage, InFlightMessages
 from latecomer.engines.resumable_tasks import ResumableTask
 from latecomer.engines.task_codec import TaskCodec
-from latecomer.engines.timeouts import Timeouts
 from latecomer.engines.timer_queue import SAVED, Item, TimerQueue
-from latecomer.engines.transport import Delivery, Transport
+from latecomer.engines.transport import Delivery, Timeouts, Transport
 
 
 class DeployedRun:

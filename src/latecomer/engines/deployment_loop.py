@@ -33,7 +33,6 @@ from latecomer.engines.reply_timeouts import ReplyTimeouts
 from latecomer.engines.task_codec import NativeCodec, TaskCodec
 from latecomer.engines.task_dispatch import TaskDispatch
 from latecomer.engines.task_failures import TaskFailures
-from latecomer.engines.timeouts import Timeouts
 from latecomer.engines.timer_queue import (
     ROUNDING,
     BackOffOver,
@@ -43,7 +42,7 @@ from latecomer.engines.timer_queue import (
     QueryNode,
     ReplyTimeout,
 )
-from latecomer.engines.transport import Delivery, Transport
+from latecomer.engines.transport import Delivery, Timeouts, Transport
 from latecomer.engines.virtual import Bounds, BroadcastSent
 
 __all__ = ["WHOLE", "DeploymentLoop", "Timeouts"]

@@ -48,3 +48,35 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Expect no reply to any message any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the deployment loop waits for nodes, introductions and replies, in seconds.
+
+    poll: the longest wait for replies before timers are checked again.
+    node_poll: between two queries of the list of connected nodes.
+    introduction: for the reply of a new node to the query for its device.
+    overdue: for a reply, before another device may take the place of this one.
+    probe: for a reply, before the node is queried whether it still has the task.
+    grace: after the reply to a probe, for a reply that was sent before it.
+    away: for a device that was lost with a task, before the task is closed.
+    give_up: for a reply, before its task is closed.
+    back_off: without messages to a device after a failure, doubled with every further one.
+    max_back_off: the longest back-off.
+    """
+
+    poll: float = 1.0
+    node_poll: float = 2.0
+    introduction: float = 300.0
+    overdue: float = 3600.0
+    probe: float = 300.0
+    grace: float = 10.0
+    away: float = 300.0
+    give_up: float = 7 * 86400.0
+    back_off: float = 5.0
+    max_back_off: float = 3600.0
+
+    def after(self, failures: int) -> float:
+        """The back-off after this many failures in a row."""
+        return float(min(self.back_off * 2.0 ** min(failures - 1, 60), self.max_back_off))

@@ -12,7 +12,7 @@ import numpy as np
 
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.random_streams import RandomStream, stream_rng
-from latecomer.fleet.shares import apportion
+from latecomer.fleet.submodel_widths import apportion
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -8,7 +8,7 @@ import numpy as np
 from latecomer.fleet.phones import phones
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.random_streams import RandomStream, stream_rng
-from latecomer.fleet.shares import apportion
+from latecomer.fleet.submodel_widths import apportion
 from latecomer.fleet.trace import read_trace
 
 UNIFORM_SECONDS = 10.0

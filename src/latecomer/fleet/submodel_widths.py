@@ -6,7 +6,6 @@ from itertools import repeat
 from math import lcm
 
 from latecomer.errors import BadInput
-from latecomer.fleet.shares import apportion
 
 
 def widths_by_speed(
@@ -38,3 +37,16 @@ def _integers(shares: Sequence[float]) -> list[int]:
 
 def _listed(values: Sequence[float]) -> str:
     return " : ".join(f"{value:g}" for value in values)
+
+
+def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Integers with sum `total` in proportion to `weights`, by the largest-remainder method.
+
+    Of equal remainders the first is rounded up.
+    """
+    weight_sum = sum(weights)
+    parts = [total * weight // weight_sum for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % weight_sum))
+    for position in by_remainder[: total - sum(parts)]:
+        parts[position] += 1
+    return tuple(parts)

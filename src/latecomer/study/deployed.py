@@ -15,8 +15,7 @@ from latecomer.engines.transport import Transport
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput
 from latecomer.study.checkpoint import Checkpoints
-from latecomer.study.files import EventLog
-from latecomer.study.models import write_models
+from latecomer.study.files import EventLog, write_models
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
 from latecomer.device.personalisation import personalise, subsample
-from latecomer.study.client_accuracy import ClientAccuracy, over_devices
 from latecomer.study.experiment import Experiment
-from latecomer.study.metrics import Scores, confusion, scores
+from latecomer.study.metrics import ClientAccuracy, Scores, confusion, over_devices, scores
 
 MAX_EXAMPLES_AT_ONCE = 4096  # in one forward pass
 MAX_MODELS_AT_ONCE = 16

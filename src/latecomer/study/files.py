@@ -3,11 +3,16 @@
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
+from latecomer.core.messages import MAIN
 from latecomer.core.outcomes import Logged
+from latecomer.core.params import Layout
+from latecomer.core.server import Server
 from latecomer.errors import BadInput
 
 
@@ -75,3 +80,11 @@ def write_atomically(path: Path, text: str) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)
+
+
+def write_models(folder: Path, server: Server, lineages: Iterable[str], layout: Layout) -> None:
+    """model.safetensors for the main lineage, model-LINEAGE.safetensors for every other cluster."""
+    for lineage in lineages:
+        name = "model" if lineage == MAIN else f"model-{lineage}"
+        tensors = layout.unflatten(server.model(lineage))
+        save_file({key: t.clone() for key, t in tensors.items()}, folder / f"{name}.safetensors")

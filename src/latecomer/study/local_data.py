@@ -3,12 +3,10 @@
 from dataclasses import fields
 from functools import cached_property
 
-from latecomer.data.dataset import Dataset
+from latecomer.data.dataset import Dataset, SourceOptions, drop_rare_classes
 from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, concatenate_streams
 from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
-from latecomer.data.options import SourceOptions
-from latecomer.data.rare_classes import drop_rare_classes
 from latecomer.data.sources import load
 from latecomer.errors import BadInput
 from latecomer.fleet.late import choose_late

@@ -9,9 +9,9 @@ import numpy as np
 
 from latecomer.core.messages import TrainSpec
 from latecomer.core.strategy import Strategy
-from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.device.networks import Networks
+from latecomer.device.training import reason_not_to_batch
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import Fleet, epoch_seconds, task_seconds
 from latecomer.strategies.recipe import Recipe

@@ -22,14 +22,12 @@ from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
 from latecomer.study.checkpoint import Checkpoints
-from latecomer.study.client_accuracy import ClientAccuracy
 from latecomer.study.config import Config, load_config
 from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
-from latecomer.study.files import EventLog, Table, write_atomically
-from latecomer.study.metrics import Scores
-from latecomer.study.models import write_models
+from latecomer.study.files import EventLog, Table, write_atomically, write_models
+from latecomer.study.metrics import ClientAccuracy, Scores
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.signals import signals_handled
 from latecomer.study.sinks import Sinks, check_sinks

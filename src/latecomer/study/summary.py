@@ -7,9 +7,8 @@ from typing import Any
 from latecomer.core.params import digest
 from latecomer.core.server import Server
 from latecomer.engines.virtual import VirtualEngine
-from latecomer.study.client_accuracy import ClientAccuracy
 from latecomer.study.experiment import Experiment
-from latecomer.study.metrics import Scores
+from latecomer.study.metrics import ClientAccuracy, Scores
 from latecomer.study.totals import RunTotals
 
 # Scores of the central test set, as columns of metrics.csv and keys of summary.json.

@@ -28,9 +28,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import TrainSpec
-from latecomer.device.batching import reason_not_to_batch
 from latecomer.device.flat import FlatModel
-from latecomer.device.training import Plan, local_update
+from latecomer.device.training import Plan, local_update, reason_not_to_batch
 from latecomer.loading import first_line
 from latecomer.strategies.parts.labels import allocate_labels, label_shares
 

@@ -5,9 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import COLOURS, Lanes, Mark, Panel, Series, State, View, thinned
+from latecomer.study.view.panels import (
+    COLOURS,
+    Clock,
+    Lanes,
+    Mark,
+    Panel,
+    Series,
+    State,
+    View,
+    thinned,
+)
 
 SHOWN = 7  # clusters with a colour each; all others together are grey
 MAX_MARKS = 40

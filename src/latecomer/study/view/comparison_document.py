@@ -12,14 +12,13 @@ from latecomer import __version__
 from latecomer.errors import BadInput
 from latecomer.study.compare import SHOWN, cell_text, legend, spread
 from latecomer.study.results import Comparison, Result, read_json
-from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.comparing import fleet_use, outcomes, together
 from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import accuracy_of_all
 from latecomer.study.view.history import read_history
 from latecomer.study.view.learning import classes_of_all, learning_of_all
-from latecomer.study.view.panels import Document, Rows, without_empty
+from latecomer.study.view.panels import Document, Rows, clock_for, without_empty
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.run_document import (
     budget_of,

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import Mark, Panel, Series, View, thinned
+from latecomer.study.view.panels import Clock, Mark, Panel, Series, View, thinned
 
 
 def compensation(history: History, clock: Clock) -> Panel | None:

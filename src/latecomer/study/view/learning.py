@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from latecomer.study.view.clock import Clock
-from latecomer.study.view.panels import ORANGE, Panel, Series, View, bars, curve
+from latecomer.study.view.panels import ORANGE, Clock, Panel, Series, View, bars, curve
 
 SHARES = {
     "accuracy": "accuracy",

@@ -1,8 +1,7 @@
 """Privacy budget spent: epsilon of each device, and its mean and maximum over time."""
 
-from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import ORANGE, Mark, Panel, Series, View, thinned
+from latecomer.study.view.panels import ORANGE, Clock, Mark, Panel, Series, View, thinned
 
 
 def privacy(history: History, budget: float, clock: Clock) -> Panel | None:

@@ -11,13 +11,12 @@ from latecomer import __version__
 from latecomer.errors import BadInput
 from latecomer.study.results import Result, read_json
 from latecomer.study.terminal import compensation_text, span
-from latecomer.study.view.clock import clock_for
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.compensation import compensation
 from latecomer.study.view.devices import device_accuracy, device_table, widths
 from latecomer.study.view.history import History
 from latecomer.study.view.learning import classes, learning
-from latecomer.study.view.panels import Document, without_empty
+from latecomer.study.view.panels import Document, clock_for, without_empty
 from latecomer.study.view.privacy import privacy
 from latecomer.study.view.staleness import staleness
 from latecomer.study.view.timeline import MAX_SPANS, Fleet, timeline

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latecomer.fleet.availability import close_after, next_open
-from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import End, History
-from latecomer.study.view.panels import Lanes, Panel, Series, State, View, thinned
+from latecomer.study.view.panels import Clock, Lanes, Panel, Series, State, View, thinned
 
 DOWNLOAD, TRAINING, UPLOAD, LATE, LOST, OFFLINE, WORKING, OPEN = range(8)
 STATES = (

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from latecomer.study.view.clock import Clock
 from latecomer.study.view.history import History
-from latecomer.study.view.panels import Panel, Series, View, bars
+from latecomer.study.view.panels import Clock, Panel, Series, View, bars
 
 BINS = 120
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -10,7 +10,7 @@ from latecomer.core.checks import Checks
 from latecomer.core.messages import TrainSpec
 from latecomer.device.networks import Networks
 from latecomer.engines.flower import GridTransport
-from latecomer.engines.timeouts import Timeouts
+from latecomer.engines.transport import Timeouts
 from latecomer.engines.virtual import Bounds
 from latecomer.study.deployed import Deployment
 from light.task import model
