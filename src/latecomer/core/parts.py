@@ -12,14 +12,23 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
-from latecomer.core.messages import Contribution, TimerExpired
-from latecomer.core.strategy import Action, Commit, Observer, ServerView, Strategy
+from latecomer.core.strategy import Action, Observer, ServerView, Strategy
 from latecomer.errors import BadInput
 
 HOOKS = ("on_arrival", "on_contribution", "on_commit", "on_fork", "on_absorb", "on_timer", "act")
 SLOTS = ("route", "compensate", "weigh", "merge", "dispatch", "observers")
 # Attributes of these are data, not parts.
 DATA = ("builtins", "numpy", "torch", "collections", "array")
+
+
+def _calls(name: str) -> Callable[..., None]:
+    """A method that calls the hook `name` of every part."""
+
+    def call(self: "Parts", *given: Any) -> None:
+        for hook in self.hooks[name]:
+            hook(*given)
+
+    return call
 
 
 class Parts:
@@ -32,7 +41,7 @@ class Parts:
         for slot in SLOTS:
             self._find(slot, getattr(self.strategy, slot))
         found = self.by_path.values()
-        self._hooks = {name: [m for p in found if (m := _hook(p, name))] for name in HOOKS}
+        self.hooks = {name: [m for p in found if (m := _hook(p, name))] for name in HOOKS}
 
     @property
     def broadcasts(self) -> bool:
@@ -43,33 +52,16 @@ class Parts:
             if _hook(part, "act")
         )
 
-    def on_arrival(self, contribution: Contribution, view: ServerView) -> None:
-        for hook in self._hooks["on_arrival"]:
-            hook(contribution, view)
-
-    def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
-        for hook in self._hooks["on_contribution"]:
-            hook(contribution, view)
-
-    def on_commit(self, commit: Commit, view: ServerView) -> None:
-        for hook in self._hooks["on_commit"]:
-            hook(commit, view)
-
-    def on_fork(self, parent: str, child: str) -> None:
-        for hook in self._hooks["on_fork"]:
-            hook(parent, child)
-
-    def on_absorb(self, into: str, gone: str) -> None:
-        for hook in self._hooks["on_absorb"]:
-            hook(into, gone)
-
-    def on_timer(self, timer: TimerExpired, view: ServerView) -> None:
-        for hook in self._hooks["on_timer"]:
-            hook(timer, view)
+    on_arrival = _calls("on_arrival")
+    on_contribution = _calls("on_contribution")
+    on_commit = _calls("on_commit")
+    on_fork = _calls("on_fork")
+    on_absorb = _calls("on_absorb")
+    on_timer = _calls("on_timer")
 
     def act(self, view: ServerView) -> Iterable[Action]:
         """The actions of all parts; each part sees the effects of those before it."""
-        for hook in self._hooks["act"]:
+        for hook in self.hooks["act"]:
             yield from hook(view)
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset, SourceOptions
-from latecomer.data.tables import read_table
+from latecomer.data.tables import check_names, read_table
 from latecomer.errors import BadInput, unknown
 
 FILE_SUFFIX = ".features_labels.csv.gz"
@@ -116,9 +116,7 @@ def _header(path: Path) -> list[str]:
 
 def _features(path: Path, header: Sequence[str], sensors: Iterable[str]) -> list[str]:
     chosen = list(sensors)
-    for sensor in chosen:
-        if sensor not in SENSORS:
-            raise unknown("data.sensors", sensor, SENSORS)
+    check_names("data.sensors", chosen, SENSORS)
     found = [name for name in header if not name.startswith("label") and _sensor(name) in chosen]
     for sensor in chosen:
         if not any(_sensor(name) == sensor for name in found):

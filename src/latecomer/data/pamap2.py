@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset, SourceOptions
 from latecomer.data.sliding_windows import covered_samples, sliding_windows, window_size
-from latecomer.data.tables import find_folder, read_table
-from latecomer.errors import BadInput, unknown
+from latecomer.data.tables import check_names, find_folder, read_table
+from latecomer.errors import BadInput
 
 COLUMNS = 54
 LENGTH, STEP = 256, 128  # samples at 100 Hz: windows of 2.56 s that overlap by half
@@ -73,11 +73,8 @@ def read_pamap2(path: Path, options: SourceOptions) -> Dataset:
     activities that occur, in the order of the published table.
     """
     variant = options.variant or "protocol"
-    if variant not in FOLDERS:
-        raise unknown("data.variant", variant, FOLDERS)
-    for sensor in options.sensors:
-        if sensor not in SENSORS:
-            raise unknown("data.sensors", sensor, SENSORS)
+    check_names("data.variant", [variant], FOLDERS)
+    check_names("data.sensors", options.sensors, SENSORS)
     for activity in options.activities:
         if activity not in ACTIVITIES:
             allowed = ", ".join(map(str, ACTIVITIES))

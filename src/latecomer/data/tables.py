@@ -2,14 +2,14 @@
 
 import gzip
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
 
 
 def find_folder(path: Path, name: str, dataset: str) -> Path:
@@ -20,6 +20,13 @@ def find_folder(path: Path, name: str, dataset: str) -> Path:
         if (folder / name).exists():
             return folder
     raise BadInput(f"{path}: there is no {name}; expected the folder of {dataset}")
+
+
+def check_names(option: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """BadInput if a given name is not allowed."""
+    for name in given:
+        if name not in allowed:
+            raise unknown(option, name, allowed)
 
 
 def read_table(path: Path, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset, SourceOptions
-from latecomer.data.tables import find_folder, read_integers, read_numbers
-from latecomer.errors import BadInput, unknown
+from latecomer.data.tables import check_names, find_folder, read_integers, read_numbers
+from latecomer.errors import BadInput
 
 VARIANTS = ("features", "inertial")
 FEATURES, SAMPLES = 561, 128
@@ -25,8 +25,7 @@ PUBLISHED_ROWS = {"train": 7352, "test": 2947}
 def read_uci_har(path: Path, options: SourceOptions) -> Dataset:
     """The rows of `train`, then of `test`, which are the official test rows."""
     variant = options.variant or "features"
-    if variant not in VARIANTS:
-        raise unknown("data.variant", variant, VARIANTS)
+    check_names("data.variant", [variant], VARIANTS)
     root = find_folder(path, "activity_labels.txt", "UCI HAR")
     names = _activities(root / "activity_labels.txt")
     labels = {s: _labels(root / s / f"y_{s}.txt", len(names)) for s in PUBLISHED_ROWS}

@@ -77,23 +77,12 @@ def build_networks(
     """The model called `name` in these widths and in full width."""
     whole = flat_model(name, input_shape, num_classes, hidden)
     narrower = {}
-    for width in _checked(widths):
+    for width in {float(width) for width in widths if width != 1}:
         try:
             narrower[width] = flat_model(name, input_shape, num_classes, hidden, width)
         except BadInput as error:
             raise BadInput(f"at width {width:g}: {error}") from error
     return Networks(whole, narrower, f"model '{name}'")
-
-
-def _checked(widths: Sequence[float]) -> list[float]:
-    """The widths below 1."""
-    names = [f"{width:g}" for width in widths]
-    for width, name in zip(widths, names, strict=True):
-        if not 0 < width <= 1:
-            raise BadInput(f"model width {name}: must be above 0 and at most 1")
-        if names.count(name) > 1:
-            raise BadInput(f"model widths {', '.join(names)}: {name} is there more than once")
-    return [float(width) for width in widths if width != 1]
 
 
 def _operations(model: FlatModel) -> int:

@@ -259,43 +259,39 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _section(cls: type[Any], name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries `name.FIELD` of a dataclass with defaults; absent ones are left out."""
+    found = {f: entries[f"{name}.{f.name}"] for f in fields(cls) if f"{name}.{f.name}" in entries}
+    return {f.name: _like(f.default, value, f"{name}.{f.name}") for f, value in found.items()}
+
+
+def _like(default: Any, value: Any, name: str) -> Any:
+    """`value` if it has the type of `default`; an integer is a float, a list of numbers a tuple."""
+    if isinstance(default, tuple) and isinstance(value, list) and len(value) <= MAX_METRICS:
+        return tuple(_like(0.0, each, name) for each in value)
+    if type(default) is float and type(value) is int:
+        value = float(value)
+    if type(value) is not type(default):
+        several = f"list of at most {MAX_METRICS:,} numbers"
+        wanted = several if isinstance(default, tuple) else type(default).__name__
+        raise InvalidPayload(f"{name} is a {type(value).__name__}, must be a {wanted}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidPayload(f"{name} must be a finite number")
+    return value
+
+
 def _serving(entries: Mapping[str, Any]) -> ServingSettings | None:
     """Settings for inference between tasks; None if the server sent none."""
-    found = {
-        name: entries[f"serving.{name}"]
-        for name in asdict(ServingSettings())
-        if f"serving.{name}" in entries
-    }
-    for name, value in found.items():
-        several = isinstance(getattr(ServingSettings(), name), tuple)
-        values = value if several else [value]
-        listed = isinstance(values, list) and len(values) <= MAX_METRICS
-        if not listed or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
-            raise InvalidPayload(
-                f"serving.{name} must be {'a list of numbers' if several else 'a number'}"
-            )
-        found[name] = tuple(float(v) for v in values) if several else float(value)
+    found = _section(ServingSettings, "serving", entries)
     return ServingSettings(**found) if found else None
 
 
 def _spec(entries: Mapping[str, Any]) -> TrainSpec:
-    found: dict[str, Any] = {}
-    for each in fields(TrainSpec):
-        default, value = each.default, entries.get(f"spec.{each.name}")
-        if value is None:
-            continue  # an older server does not send it
-        if type(default) is float and type(value) is int:
-            value = float(value)
-        if type(value) is not type(default):
-            raise InvalidPayload(f"spec.{each.name} is a {type(value).__name__}")
-        found[each.name] = value
-    unknown = {name for name in entries if name.startswith("spec.")} - {
-        f"spec.{f.name}" for f in fields(TrainSpec)
-    }
-    if unknown:
+    known = {f"spec.{f.name}" for f in fields(TrainSpec)}
+    if unknown := {name for name in entries if name.startswith("spec.")} - known:
         # Without it, the device would run another training program than the server expects.
         raise InvalidPayload(f"{quoted(min(unknown))} is unknown to this version of Latecomer")
-    return TrainSpec(**found)
+    return TrainSpec(**_section(TrainSpec, "spec", entries))
 
 
 def encode_update(update: Update, key: str, base: str = "") -> Payload:

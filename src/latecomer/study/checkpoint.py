@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from latecomer.core.codec import decode, encode, storable
+from latecomer.core.server import Server
 from latecomer.errors import BadInput
 
 FORMAT = 6
@@ -70,6 +72,17 @@ class Checkpoints:
             self.fallback = f"{error}; continued from the one before, {before}"
             return state
 
+    def restore(self, apply: Callable[[Any], Any]) -> Any:
+        """`apply` of the newest state, None if there is none; BadInput if it does not fit."""
+        if (state := self.load()) is None:
+            return None
+        try:
+            return apply(state)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(
+                f"{self.folder}: the checkpoint does not fit the run: {error}"
+            ) from error
+
     def _named(self, pointer: str) -> str | None:
         try:
             return (self.folder / pointer).read_text(encoding="utf-8", errors="replace")
@@ -105,6 +118,15 @@ def _load(source: Path) -> Any:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{source}: the checkpoint is damaged: {error}") from error
+
+
+def restore_server(server: Server, state: Mapping[str, Any]) -> None:
+    """Restore the server; ValueError if its models are of another size than they were."""
+    size = server.model().numel()
+    server.restore(state)
+    for lineage in server.store.lineages:
+        if (found := server.store.head_params(lineage).numel()) != size:
+            raise ValueError(f"a model of {found} parameters, by config.toml it has {size}")
 
 
 def _sha256(path: Path) -> str:

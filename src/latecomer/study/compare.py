@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -226,20 +225,10 @@ def run_cells(
     planned: Sequence[Cell], folder: Path, jobs: int, run: RunCell | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Runs each cell in a folder each; yields (index, summary) as they finish."""
-    work = _one_by_one if jobs == 1 else partial(_side_by_side, jobs=jobs)
-    return work(planned, folder, run or run_cell)
-
-
-def _one_by_one(
-    planned: Sequence[Cell], folder: Path, run: RunCell
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    for index, cell in enumerate(planned):
-        yield index, run(cell, folder)
-
-
-def _side_by_side(
-    planned: Sequence[Cell], folder: Path, run: RunCell, jobs: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
+    run = run or run_cell
+    if jobs == 1:
+        yield from ((index, run(cell, folder)) for index, cell in enumerate(planned))
+        return
     # Spawned, not forked: a forked torch can hang in its thread pool.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import (
@@ -24,8 +24,8 @@ class Section(BaseModel):
 
 
 # A list in TOML, a tuple here: a config does not change.
-Listed = Annotated[tuple[int, ...], Field(strict=False)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+T = TypeVar("T")
+Several = Annotated[tuple[T, ...], Field(strict=False)]
 Scale = Literal["global", "local", "none"]
 Augment = Literal["none", "base", "balanced"]
 Optimizer = Literal["sgd", "adam"]
@@ -55,9 +55,9 @@ class DataConfig(Section):
     source: str = "digits"
     path: str = ""
     variant: str = ""
-    sensors: Names = ()
+    sensors: Several[str] = ()
     label: str = ""
-    activities: Listed = ()
+    activities: Several[int] = ()
     length: int = Field(0, ge=0)
     step: int = Field(0, ge=0)
     min_examples: int = Field(0, ge=0)
@@ -83,7 +83,7 @@ class LateConfig(Section):
     With `only`, no other device has examples of the classes.
     """
 
-    classes: Listed = ()
+    classes: Several[int] = ()
     devices: int = Field(10, ge=0)
     delay: Annotated[float, Field(ge=0)] | GammaDelay = 0.0
     kind: Literal["in-flight", "busy"] = "in-flight"
@@ -119,7 +119,7 @@ class FleetConfig(Section):
 
 class ModelConfig(Section):
     name: str = "mlp"
-    hidden: Listed = (64, 32)
+    hidden: Several[int] = (64, 32)
 
     @field_validator("hidden")
     @classmethod
@@ -179,8 +179,8 @@ class SubmodelsConfig(Section):
     """
 
     level: Literal["auto", "none", "declared", "measured"] = "auto"
-    widths: Annotated[tuple[float, ...], Field(strict=False)] = (1.0, 0.75, 0.5, 0.25)
-    shares: Annotated[tuple[float, ...], Field(strict=False)] = ()
+    widths: Several[float] = (1.0, 0.75, 0.5, 0.25)
+    shares: Several[float] = ()
     slack: float = Field(1.0, gt=0)
 
 
@@ -223,34 +223,26 @@ class CheckpointConfig(Section):
 class LogConfig(Section):
     """Further sinks for the metrics of a run."""
 
-    sinks: Annotated[
-        tuple[Literal["tensorboard", "mlflow", "wandb"], ...], Field(strict=False)
-    ] = ()
+    sinks: Several[Literal["tensorboard", "mlflow", "wandb"]] = ()
 
 
-Positives = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class HarConfig(Section):
     """`[study.har]`: the values of each decision; an empty list omits the decision."""
 
     synchronous: str = "fedavg"  # the strategy of synchronous runs
-    batch_size: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = (32, 128)
-    lr: Positives = (0.001, 0.01, 0.1)
-    augment: Annotated[tuple[Augment, ...], Field(strict=False)] = ("none", "base", "balanced")
-    scale: Annotated[tuple[Scale, ...], Field(strict=False)] = ("global", "local")
-    optimizer: Annotated[tuple[Optimizer, ...], Field(strict=False)] = ("sgd", "adam")
-    adam_lr: Positives = (0.001,)  # further learning rates for Adam
-    mixing: Positives = (0.2, 0.4, 0.8)
-    server_delay: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False)] = (
-        0.0,
-        1.0,
-    )  # server seconds per merge
-    strategies: Names = ("async-share", "fedasync")  # further asynchronous strategies
-    test: Annotated[tuple[Literal["fair", "held-out-clients"], ...], Field(strict=False)] = (
-        "fair",
-        "held-out-clients",
-    )
+    batch_size: Several[Annotated[int, Field(ge=1)]] = (32, 128)
+    lr: Several[Positive] = (0.001, 0.01, 0.1)
+    augment: Several[Augment] = ("none", "base", "balanced")
+    scale: Several[Scale] = ("global", "local")
+    optimizer: Several[Optimizer] = ("sgd", "adam")
+    adam_lr: Several[Positive] = (0.001,)  # further learning rates for Adam
+    mixing: Several[Positive] = (0.2, 0.4, 0.8)
+    server_delay: Several[Annotated[float, Field(ge=0)]] = (0.0, 1.0)  # seconds per merge
+    strategies: Several[str] = ("async-share", "fedasync")  # further asynchronous strategies
+    test: Several[Literal["fair", "held-out-clients"]] = ("fair", "held-out-clients")
 
 
 class StudyConfig(Section):

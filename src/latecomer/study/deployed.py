@@ -13,8 +13,7 @@ from latecomer.engines.deployment_loop import WHOLE, DeploymentLoop, Timeouts
 from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.transport import Transport
 from latecomer.engines.virtual import Bounds
-from latecomer.errors import BadInput
-from latecomer.study.checkpoint import Checkpoints
+from latecomer.study.checkpoint import Checkpoints, restore_server
 from latecomer.study.files import EventLog, write_models
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class Deployment:
         self.lock = FolderLock(folder)
         self.checkpoints = Checkpoints(folder / "checkpoint")
         try:
-            keep = self._restore()
+            keep = self.checkpoints.restore(self._restore) or 0
             self.events = EventLog(folder / "events.jsonl", keep)
         except BaseException:
             self.lock.close()
@@ -125,25 +124,10 @@ class Deployment:
         )
         self.saved = commits
 
-    def _restore(self) -> int:
-        """Restore the latest checkpoint; returns the bytes of the event log that belong to it."""
-        state = self.checkpoints.load()
-        if state is None:
-            return 0
-        try:
-            return self._restore_state(state)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(
-                f"{self.checkpoints.folder}: the checkpoint does not fit the run: {error}"
-            ) from error
-
-    def _restore_state(self, state: dict[str, Any]) -> int:
-        size = self.server.model().numel()
-        self.server.restore(state["server"])
+    def _restore(self, state: dict[str, Any]) -> int:
+        """Restore a checkpoint; returns the bytes of the event log that belong to it."""
+        restore_server(self.server, state["server"])
         self.loop.restore(state["loop"])
-        for lineage in self.server.store.lineages:
-            if (found := self.server.store.head_params(lineage).numel()) != size:
-                raise ValueError(f"a model of {found} parameters, this one has {size}")
         return int(state["events"])
 
     def _log(self, time: float, note: Logged) -> None:

@@ -21,7 +21,7 @@ from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
-from latecomer.study.checkpoint import Checkpoints
+from latecomer.study.checkpoint import Checkpoints, restore_server
 from latecomer.study.config import Config, load_config
 from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.evaluate import Evaluator
@@ -105,15 +105,11 @@ def _fleet(experiment: Experiment) -> dict[str, Any]:
             for device, profile in enumerate(fleet.devices)
             if fleet.has_windows(device)
         },
-        "widths": _declared(experiment),
+        # Of the sub-model that each device declares; empty if all train the whole model.
+        "widths": {device: experiment.levels[device] for device in experiment.clients}
+        if experiment.config.submodels.level == "declared"
+        else {},
     }
-
-
-def _declared(experiment: Experiment) -> dict[int, float]:
-    """Width of the sub-model that each device declares; empty if all train the whole model."""
-    if experiment.config.submodels.level != "declared":
-        return {}
-    return {device: experiment.levels[device] for device in experiment.clients}
 
 
 @contextmanager
@@ -156,7 +152,7 @@ class _Run:
         kept = ("updates", "virtual_seconds", *SCALARS)
         self.early_stopping = EarlyStopping(self.config.stop.patience, kept)
         self.sinks = Sinks()
-        keep = self._restore()
+        keep = self.checkpoints.restore(self._restore) or {"events": 0, "metrics": 0}
         self.events = EventLog(folder / "events.jsonl", keep["events"])
         try:
             self.table = Table(folder / "metrics.csv", self._columns(), keep["metrics"])
@@ -299,24 +295,10 @@ class _Run:
         self.checkpoints.save(state, f"updates-{self.server.accepted}-{time.time_ns()}")
         self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
 
-    def _restore(self) -> dict[str, int]:
-        state = self.checkpoints.load()
-        if state is None:
-            return {"events": 0, "metrics": 0}
-        try:
-            return self._restore_state(state)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(
-                f"{self.checkpoints.folder}: the checkpoint does not fit the run: {error}"
-            ) from error
-
-    def _restore_state(self, state: Mapping[str, Any]) -> dict[str, int]:
-        self.server.restore(state["server"])
+    def _restore(self, state: Mapping[str, Any]) -> dict[str, int]:
+        """Restore a checkpoint; returns the bytes of the files that belong to it."""
+        restore_server(self.server, state["server"])
         self.engine.restore(state["engine"])
-        size = self.experiment.model.layout.size
-        for lineage in self.server.store.lineages:
-            if (found := self.server.store.head_params(lineage).numel()) != size:
-                raise ValueError(f"a model of {found} parameters, by config.toml it has {size}")
         self.evaluated = state["evaluated"]
         self.wall_before = state["wall"]
         self.totals.restore(state["totals"])

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import pandas as pd
+
 from latecomer.errors import BadInput
 from latecomer.loading import first_line
 
@@ -69,7 +71,8 @@ class MLflow:
             self._run = runs[0].info.run_id
             return
         self._run = self._client.create_run(where, run_name=folder.name).info.run_id
-        params = [Param(key, str(value)[:6000]) for key, value in _flat(tree).items()]
+        flat = pd.json_normalize(dict(tree)).iloc[0]
+        params = [Param(str(key), str(value)[:6000]) for key, value in flat.items()]
         self._client.log_batch(self._run, params=params[:100])
 
     def row(self, updates: int, row: Row) -> None:
@@ -193,13 +196,3 @@ def _tag(name: str) -> str:
 def _safe(name: str) -> str:
     """A metric name as MLflow allows: other characters become `_`."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-
-
-def _flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found.update(_flat(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -17,6 +17,7 @@ from latecomer.study.view.panels import (
     View,
     thinned,
 )
+from latecomer.study.view.timeline import Spans, lanes_of
 
 SHOWN = 7  # clusters with a colour each; all others together are grey
 MAX_MARKS = 40
@@ -125,28 +126,15 @@ def _lanes(history: History, named: list[str], clock: Clock) -> Lanes:
     by_device: dict[int, list[tuple[float, int]]] = {d: [] for d in sorted(history.devices)}
     for time, device, lineage in history.moves:
         by_device.setdefault(device, []).append((time, place.get(lineage, len(named))))
-    offsets, shown = [0], []
-    state: list[int] = []
-    start: list[float] = []
-    end: list[float] = []
+    rows: list[tuple[int, int, float, float]] = []
+    shown: list[int] = []
     for device, moves in by_device.items():
-        if len(state) > MAX_SPANS:
+        if len(rows) > MAX_SPANS:
             break
         shown.append(device)
-        for k, (time, which) in enumerate(moves):
-            state.append(which)
-            start.append(clock(time))
-            end.append(clock(moves[k + 1][0] if k + 1 < len(moves) else history.now))
-        offsets.append(len(state))
-    colours = [*COLOURS]
-    used = sorted(set(state))
-    renumbered = {old: new for new, old in enumerate(used)}
-    return Lanes(
-        labels=[str(d) for d in shown],
-        late=[False] * len(shown),
-        states=[State(labels[k], colours[min(k, SHOWN)]) for k in used],
-        offsets=np.array(offsets, dtype=np.uint32),
-        state=np.array([renumbered[k] for k in state], dtype=np.uint8),
-        start=np.array(start, dtype=np.float32),
-        end=np.array(end, dtype=np.float32),
-    )
+        ends = [*(time for time, _ in moves[1:]), history.now]
+        rows += [(device, k, begin, end) for (begin, k), end in zip(moves, ends, strict=False)]
+    columns = np.array(rows, dtype=float).reshape(-1, 4).T
+    spans = Spans(columns[0].astype(np.int64), columns[1].astype(np.uint8), *columns[2:])
+    states = [State(label, COLOURS[min(k, SHOWN)]) for k, label in enumerate(labels)]
+    return lanes_of(spans, shown, frozenset(), states, clock)

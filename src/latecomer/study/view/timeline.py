@@ -72,7 +72,7 @@ def timeline(
     devices = devices_in(history, fleet)
     shares, late = _shares(spans, devices, horizon, clock)
     shown = _chosen(spans, devices, fleet, max_spans)
-    lanes = _lanes(spans, shown, fleet, clock)
+    lanes = lanes_of(spans, shown, fleet.late, STATES, clock)
     notes = ["Late devices are listed first."] if fleet.late else []
     if len(shown) < len(devices):
         notes.append(f"{len(shown):,} of {len(devices):,} devices are shown; shares count all.")
@@ -202,19 +202,26 @@ def _shares(
     return shares, Series("late uploads", x, in_flight.tolist(), "step", colour=1)
 
 
-def _lanes(spans: Spans, shown: list[int], fleet: Fleet, clock: Clock) -> Lanes:
+def lanes_of(
+    spans: Spans,
+    shown: list[int],
+    late: frozenset[int],
+    states: Sequence[State],
+    clock: Clock,
+) -> Lanes:
+    """The lanes of the devices `shown`, with those of the `states` that occur."""
     place = {device: k for k, device in enumerate(shown)}
     kept = spans.where(np.isin(spans.device, shown))
     lane = np.array([place[d] for d in kept.device.tolist()], dtype=np.int64)
     order = np.lexsort((kept.start, lane))
     offsets = np.searchsorted(lane[order], np.arange(len(shown) + 1))
     used = sorted(set(kept.state.tolist()))
-    renumbered = np.zeros(len(STATES), dtype=np.uint8)
+    renumbered = np.zeros(len(states), dtype=np.uint8)
     renumbered[used] = np.arange(len(used))
     return Lanes(
         labels=[str(d) for d in shown],
-        late=[d in fleet.late for d in shown],
-        states=[STATES[s] for s in used],
+        late=[d in late for d in shown],
+        states=[states[s] for s in used],
         offsets=offsets.astype(np.uint32),
         state=renumbered[kept.state[order]],
         start=(kept.start[order] / clock.seconds).astype(np.float32),

@@ -2,7 +2,6 @@
 
 import hmac
 import ipaddress
-import secrets
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -33,10 +32,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def new_token() -> str:
-    return secrets.token_urlsafe(24)
 
 
 class AccessControl:

@@ -3,6 +3,7 @@
 import asyncio
 import html
 import json
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 
 from latecomer.errors import BadInput
 from latecomer.study.view.page import SCRIPTS, asset
-from latecomer.study.watch.access import AccessControl, is_loopback, new_token
+from latecomer.study.watch.access import AccessControl, is_loopback
 from latecomer.study.watch.run_documents import RunDocuments
 from latecomer.study.watch.run_processes import RunProcesses
 
@@ -161,7 +162,7 @@ def serve(
     root: Path, processes: RunProcesses, host: str, port: int | None
 ) -> tuple[Callable[[], None], str]:
     """A function that runs the server, and the address to open in a browser."""
-    token = None if is_loopback(host) else new_token()
+    token = None if is_loopback(host) else secrets.token_urlsafe(24)
     place = listening(host, port)
     number = place.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
