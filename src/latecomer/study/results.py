@@ -1,6 +1,8 @@
 """Reads the folder of a run or a comparison: tables as pandas data frames, JSON as dicts."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
@@ -29,10 +31,7 @@ class Result:
         path = self.folder / "metrics.csv"
         if self.deployed and not path.is_file():
             return pd.DataFrame(columns=["updates", "virtual_seconds", "accuracy"], dtype=float)
-        try:
-            table = pd.read_csv(path)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: cannot be read: {error}") from error
+        table = read_csv(path)
         if self.deployed and "virtual_seconds" not in table and "wall_seconds" in table:
             table["virtual_seconds"] = table["wall_seconds"]  # deployed runs have wall time only
         if missing := {"updates", "virtual_seconds", "accuracy"} - set(table):
@@ -42,12 +41,9 @@ class Result:
     @cached_property
     def events(self) -> pd.DataFrame:
         """events.jsonl: one row per event; an incomplete last line is left out."""
-        path = self.folder / "events.jsonl"
-        try:
+        with readable(path := self.folder / "events.jsonl"):
             text = path.read_text(encoding="utf-8")
             return pd.read_json(StringIO(text[: text.rfind("\n") + 1]), lines=True)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: cannot be read: {error}") from error
 
     @property
     def deployed(self) -> bool:
@@ -57,13 +53,10 @@ class Result:
     @cached_property
     def config(self) -> str:
         """The text of config.toml; empty for a deployed run."""
-        path = self.folder / "config.toml"
         if self.deployed:
             return ""
-        try:
+        with readable(path := self.folder / "config.toml"):
             return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -75,11 +68,7 @@ class Comparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """compare.csv: one row per strategy and seed."""
-        path = self.folder / "compare.csv"
-        try:
-            return pd.read_csv(path)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: cannot be read: {error}") from error
+        return read_csv(self.folder / "compare.csv")
 
     @cached_property
     def runs(self) -> dict[tuple[str, int], Result]:
@@ -110,12 +99,25 @@ def is_deployed(folder: Path) -> bool:
     return (folder / "events.jsonl").is_file() and not simulated
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; BadInput if it cannot be read."""
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns errors of reading `path` into BadInput."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        yield
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from error
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """The table in a CSV file; BadInput if it cannot be read."""
+    with readable(path):
+        return pd.read_csv(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; BadInput if it cannot be read."""
+    with readable(path):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def without_nan(value: Any) -> Any:

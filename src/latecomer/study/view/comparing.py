@@ -20,49 +20,42 @@ from latecomer.study.view.timeline import (
 Names = Mapping[str, str]
 
 
+# View -> columns of compare.csv by the name of their bars, and the axis.
+OUTCOMES: dict[str, tuple[Names, str]] = {
+    "time to accuracy": ({"seconds_to_target": "seconds"}, "virtual seconds"),
+    "local test accuracy": (
+        {
+            "client_accuracy_mean": "mean over devices",
+            "client_accuracy_late_mean": "late devices",
+            "client_accuracy_worst": "worst device",
+        },
+        "local test accuracy",
+    ),
+    "privacy spent": ({"epsilon_mean": "mean", "epsilon_max": "largest"}, "epsilon"),
+    "compensated updates": ({"compensation_count": "compensated"}, "updates"),
+    "server time for compensation": ({"compensation_seconds": "seconds"}, "seconds"),
+    "clusters": (
+        {"clusters_final": "at the end", "clusters_splits": "splits", "clusters_merges": "merges"},
+        "count",
+    ),
+}
+
+
 def outcomes(table: pd.DataFrame, target: float | None) -> Panel | None:
     """Bars: time to the target accuracy, local test accuracy, privacy, compensation, clusters."""
     views = []
-    if (v := _bars(table, {"seconds_to_target": "seconds"}, "virtual seconds")) is not None:
-        to = "" if target is None else f" {target:g}"
-        missing = [
-            str(name)
-            for name, some in table.groupby("strategy", sort=False)
-            if some["seconds_to_target"].isna().any()
-        ]
-        note = f"Not reached with every seed: {', '.join(missing)}." if missing else ""
-        views.append(_named(v, f"time to accuracy{to}", note))
-    local = {
-        "client_accuracy_mean": "mean over devices",
-        "client_accuracy_late_mean": "late devices",
-        "client_accuracy_worst": "worst device",
-    }
-    if (v := _bars(table, local, "local test accuracy", share=True)) is not None:
-        views.append(_named(v, "local test accuracy"))
-    for name, columns, y in (
-        ("privacy spent", {"epsilon_mean": "mean", "epsilon_max": "largest"}, "epsilon"),
-        ("compensated updates", {"compensation_count": "compensated"}, "updates"),
-        ("server time for compensation", {"compensation_seconds": "seconds"}, "seconds"),
-        (
-            "clusters",
-            {
-                "clusters_final": "at the end",
-                "clusters_splits": "splits",
-                "clusters_merges": "merges",
-            },
-            "count",
-        ),
-    ):
-        if (v := _bars(table, columns, y)) is not None:
-            views.append(_named(v, name))
-    if not views:
-        return None
-    return Panel(
-        "outcomes",
-        "Results and costs",
-        "Bar: mean over seeds; whisker: lowest to highest.",
-        views,
-    )
+    for name, (columns, y) in OUTCOMES.items():
+        if not (series := _bars(table, columns)):
+            continue
+        note = ""
+        if "seconds_to_target" in columns:
+            name += "" if target is None else f" {target:g}"
+            missed = table[table["seconds_to_target"].isna()]["strategy"].unique()
+            note = f"Not reached with every seed: {', '.join(missed)}." if len(missed) else ""
+        share = "accuracy" in y
+        views.append(View(name, "strategy", y, series, unit_share=share, note=note))
+    about = "Bar: mean over seeds; whisker: lowest to highest."
+    return Panel("outcomes", "Results and costs", about, views) if views else None
 
 
 def fleet_use(histories: Mapping[str, History], fleets: Mapping[str, Fleet]) -> Panel | None:
@@ -104,18 +97,16 @@ def together(found: Mapping[str, Panel | None]) -> Panel | None:
     return Panel(first.id, first.title, f"{first.about} First seed of each strategy.", views)
 
 
-def _bars(table: pd.DataFrame, columns: Names, y: str, share: bool = False) -> View | None:
+def _bars(table: pd.DataFrame, columns: Names) -> list[Series]:
+    """Mean and range of each column by strategy; columns without a value other than 0 are left out.
+
+    There is no bar where some seed has no value, such as a target that it did not reach.
+    """
     series = []
     for column, name in columns.items():
-        if column not in table or not table[column].notna().any():
-            continue
-        groups = {str(k): g.tolist() for k, g in table.groupby("strategy", sort=False)[column]}
-        # Without a bar where some seed has no value, such as a target that it did not reach.
-        found = bars(name, {k: [] if np.isnan(v).any() else v for k, v in groups.items()})
-        if np.nan_to_num(found.y).any():
-            series.append(found)
-    return View("", "strategy", y, series, unit_share=share) if series else None
-
-
-def _named(view: View, name: str, note: str = "") -> View:
-    return replace(view, name=name, note=note)
+        if column in table and table[column].notna().any():
+            groups = {str(k): g.tolist() for k, g in table.groupby("strategy", sort=False)[column]}
+            found = bars(name, {k: [] if np.isnan(v).any() else v for k, v in groups.items()})
+            if np.nan_to_num(found.y).any():
+                series.append(found)
+    return series

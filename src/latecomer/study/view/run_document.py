@@ -9,7 +9,7 @@ import pandas as pd
 
 from latecomer import __version__
 from latecomer.errors import BadInput
-from latecomer.study.results import Result, read_json
+from latecomer.study.results import Result, read_csv, read_json
 from latecomer.study.terminal import compensation_text, span
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.compensation import compensation
@@ -94,10 +94,7 @@ def devices_of(folder: Path) -> pd.DataFrame | None:
     path = folder / "devices.csv"
     if not path.is_file():
         return None
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error
+    table = read_csv(path)
     if missing := {"device", "late", "examples", "accuracy"} - set(table):
         raise BadInput(f"{path}: not the devices of a run, it has no {', '.join(sorted(missing))}")
     return table
