@@ -7,6 +7,7 @@ from typing import Any
 
 from latecomer.deploy.node import Value
 from latecomer.errors import BadInput, did_you_mean
+from latecomer.study.config import toml_value
 
 
 def app_config(app: Path) -> dict[str, Any]:
@@ -45,10 +46,7 @@ def parse_settings(settings: list[str], known: Mapping[str, Any]) -> dict[str, V
                 f"--set {key}: the app has no such setting{did_you_mean(key, known)} "
                 f"(it has: {', '.join(known) or 'none'})"
             )
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed = value
+        parsed = toml_value(value)
         if not isinstance(parsed, str | int | float | bool):
             raise BadInput(f"--set {text!r}: must be a text, a number, true or false")
         found[key] = parsed

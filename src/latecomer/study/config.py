@@ -301,7 +301,7 @@ def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise BadInput(f"--set {setting!r}: must look like a.b=value")
-        _put(result, parts, _toml_value(text.strip()), setting)
+        _put(result, parts, toml_value(text.strip()), setting)
         given[".".join(parts)] = setting
     try:
         Config.model_validate(result)
@@ -353,7 +353,8 @@ def _put(tree: Tree, parts: Sequence[str], value: Any, setting: str) -> None:
     tree[parts[-1]] = value
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """The TOML value in a text; a text that is no TOML is itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

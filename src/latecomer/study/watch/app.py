@@ -35,7 +35,7 @@ def live_app(
 ) -> ASGIApp:
     """The live page of all runs in `root`; streams end when `ended()` is true."""
     processes = processes or RunProcesses()
-    documents = RunDocuments(root, processes.state)
+    documents = RunDocuments(root)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -112,16 +112,14 @@ async def events(
 
 
 def _listed(documents: RunDocuments, processes: RunProcesses) -> list[dict[str, Any]]:
+    """Name and state of every run; of runs started here also the possible actions."""
     found: list[dict[str, Any]] = []
-    for run in documents.states():
-        folder = documents.folder(run["name"])
-        state = processes.state(folder) if folder else None
-        actions = {
-            "running": ["pause", "stop"],
-            "paused": ["continue", "stop"],
-        }.get(state or "", [])
-        reason = processes.reason(folder) if folder and state == "failed" else ""
-        found.append({**run, "actions": actions, "reason": reason})
+    for run in documents.runs():
+        state = processes.state(run.folder)
+        actions = {"running": ["pause", "stop"], "paused": ["continue", "stop"]}.get(state or "")
+        reason = processes.reason(run.folder) if state == "failed" else ""
+        shown = {"name": run.name, "state": state or run.state()}
+        found.append({**shown, "actions": actions or [], "reason": reason})
     return found
 
 

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,8 @@ class FollowedRun:
 class RunDocuments:
     """Lists the runs of a folder and keeps the documents of those with viewers up to date."""
 
-    def __init__(
-        self, root: Path, state_of: Callable[[Path], str | None] = lambda folder: None
-    ) -> None:
-        """`state_of(folder)`: the state of a run, or None to determine it from its files."""
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._state_of = state_of
         self._runs: dict[str, FollowedRun] = {}
         self.viewers: Counter[str] = Counter()  # run -> streams that show it
         self._lock = threading.Lock()
@@ -112,13 +108,10 @@ class RunDocuments:
             for name in set(self._runs) - set(found):
                 del self._runs[name]
 
-    def states(self) -> list[dict[str, str]]:
+    def runs(self) -> list[FollowedRun]:
         self.scan()
         with self._lock:
-            runs = list(self._runs.values())
-        return [
-            {"name": run.name, "state": self._state_of(run.folder) or run.state()} for run in runs
-        ]
+            return list(self._runs.values())
 
     def folder(self, name: str) -> Path | None:
         with self._lock:
