@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.study.har.findings import DECISIONS, Block
+from latecomer.study.har.findings import Block
 from latecomer.study.har.skew import Skew
 from latecomer.study.view.learning import band
 from latecomer.study.view.page import report_page
@@ -44,10 +44,6 @@ def convergence_panel(curves: Curves, axis: tuple[str, str], title: str, column:
         "Line: mean over seeds; band: minimum to maximum over seeds.",
         [View(name, axis[1], name, series, unit_share=True)],
     )
-
-
-def factor_title(factor: str) -> str:
-    return f"Asynchronous, {DECISIONS[factor]}"
 
 
 def label_panel(counts: pd.DataFrame) -> Panel:

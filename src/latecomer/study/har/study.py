@@ -13,10 +13,9 @@ from latecomer.study.compare import Cell, run_cells
 from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
-from latecomer.study.har.findings import findings, markdown
+from latecomer.study.har.findings import DECISIONS, findings, markdown
 from latecomer.study.har.page import (
     convergence_panel,
-    factor_title,
     feature_panel,
     label_panel,
     skew_panel,
@@ -115,7 +114,7 @@ def write_study(
         values = by_device(scaled, label, feature)
         panels.append(feature_panel(values, f"feature {feature} of {rarest}, its most skewed one"))
     panels += [
-        convergence_panel(curves, UPDATES, factor_title(factor), "macro_f1")
+        convergence_panel(curves, UPDATES, f"Asynchronous, {DECISIONS[factor]}", "macro_f1")
         for factor in PLOTTED_FACTORS
         if (curves := factor_curves(plan, seeds, runs, factor))
     ]

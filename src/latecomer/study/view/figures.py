@@ -58,10 +58,7 @@ def _write(panel: Panel, view: View, path: Path) -> Path:
         _draw_lanes(axes, view.lanes)
     else:
         _draw_series(axes, view)
-    for mark in view.marks:
-        draw = axes.axhline if mark.level else axes.axvline
-        draw(mark.at, color="#555555", linewidth=0.9, linestyle=":")
-    _name_marks(axes, view)
+    _draw_marks(axes, view)
     axes.set_title(f"{panel.title}: {view.name}", fontsize=10, loc="left", parse_math=False)
     axes.set_xlabel(view.x_title)
     axes.set_ylabel(view.y_title)
@@ -174,28 +171,22 @@ def _first_end(lanes: Lanes, shown: int) -> float:
     return horizon * min(1.0, 90 / max(per_lane, 1e-9))
 
 
-def _name_marks(axes: Any, view: View) -> None:
+def _draw_marks(axes: Any, view: View) -> None:
+    """Dotted lines with labels; more than eight upright ones have none."""
     upright = [m for m in view.marks if not m.level]
     for mark in view.marks:
+        draw = axes.axhline if mark.level else axes.axvline
+        draw(mark.at, color="#555555", linewidth=0.9, linestyle=":")
         if mark.level:
-            axes.annotate(
-                _text(mark.label),
-                (1, mark.at),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=8,
-            )
+            place, coordinates = (1.0, mark.at), ("axes fraction", "data")
+            style = {"ha": "right", "va": "bottom", "fontsize": 8}
         elif len(upright) <= 8:
-            row = upright.index(mark) % 3
-            axes.annotate(
-                _text(mark.label),
-                (mark.at, 0.99 - 0.07 * row),
-                xycoords=("data", "axes fraction"),
-                ha="left",
-                va="top",
-                fontsize=7,
-            )
+            place = (mark.at, 0.99 - 0.07 * (upright.index(mark) % 3))
+            coordinates = ("data", "axes fraction")
+            style = {"ha": "left", "va": "top", "fontsize": 7}
+        else:
+            continue
+        axes.annotate(_text(mark.label), place, xycoords=coordinates, **style)
 
 
 def _legend(figure: Any, axes: Any) -> None:
