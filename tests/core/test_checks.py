@@ -3,9 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from latecomer.core.checks import Checks, LargestMedian
+from latecomer.core.checks import Checks, LargestMedian, first_scale
 from latecomer.core.messages import Offer, Task, TrainSpec, Update
+from latecomer.device.client import Client
+from latecomer.device.flat import flat_model
+from latecomer.device.privacy import Privacy
 
+MODEL = flat_model("mlp", (4,), 3, (5,))
 TASK = Task(0, 0, 0, "main", 0, TrainSpec(), torch.zeros(4))
 
 
@@ -73,126 +77,210 @@ def test_a_choice_is_the_number_of_a_model_that_was_sent():
         assert accepted or "0 to 3" in reason
 
 
-def test_largest_median_by_hand():
-    """The median of the last three values: 2 of 1, 5, 2; 5 of 5, 2, 9; 6 of 2, 9, 6."""
-    median = LargestMedian(window=3, warmup=3, votes=1)
-    bounds = []
-    for device, value in enumerate([1, 5, 2, 9, 6, 0, 0]):
+INF = float("inf")
+
+
+def bounds_of(median, values):
+    """The bound with ratio 1 after each (device, value)."""
+    found = []
+    for device, value in values:
         median.remember(device, value)
-        bounds.append(median.bound(0.01))
-    unbounded = float("inf")
-    assert bounds == pytest.approx([unbounded, unbounded, 0.02, 0.05, 0.06, 0.06, 0.06])
+        found.append(median.bound(1))
+    return found
+
+
+def test_largest_median_by_hand():
+    """Five devices: 1, 5, 2, 9, 6 have the median 5. Then the largest values of each count."""
+    values = [(0, 1), (1, 5), (2, 2), (3, 9), (4, 6)]  # median 5
+    values += [(0, 7), (0, 100)]  # 7, 5, 2, 9, 6: 6; then 100, 5, 2, 9, 6: 6
+    values += [(5, 8), (6, 0), (7, 0), (8, 0)]  # 100 5 2 9 6 8: the lower of 6 and 8; then smaller
+    expected = [INF] * 4 + [5, 6, 6, 6, 6, 6, 6]
+    assert bounds_of(LargestMedian(window=101, warmup=20), values) == expected
+
+
+def test_three_devices_need_the_warmup_of_which_each_gives_a_third():
+    """Of 20 values device 0 gives 7 at most, so devices 1 and 2 must give 13."""
+    median = LargestMedian(window=101, warmup=20)
+    assert bounds_of(median, [(0, 1.0)] * 50 + [(1, 2.0)] * 7 + [(2, 3.0)] * 5)[-1] == INF
+    assert bounds_of(median, [(2, 3.0)]) == [2.0]
+    two = LargestMedian(window=101, warmup=20)
+    assert bounds_of(two, [(0, 1.0), (1, 1.0)] * 50)[-1] == INF
+
+
+def test_the_window_holds_the_devices_that_answered_last():
+    median = LargestMedian(window=5, warmup=20)
+    assert bounds_of(median, [(d, 1.0) for d in range(5)])[-1] == 1.0
+    assert bounds_of(median, [(d, 9.0) for d in (5, 6, 0)]) == [1.0, 1.0, 9.0]  # 1 and 2 are out
 
 
 def test_a_median_of_zero_is_no_bound():
-    median = LargestMedian(window=3, warmup=1, votes=3)
-    for _ in range(3):
-        median.remember(0, 0.0)
-        assert median.bound(10) == float("inf")
-
-
-def test_a_device_replaces_its_oldest_value_and_counts_again_after_the_window_dropped_it():
-    median = LargestMedian(window=2, warmup=1, votes=1)
-    for device, value, bound in [
-        (0, 1, 1),
-        (0, 2, 2),  # in place of its 1
-        (1, 1, 2),
-        (2, 1, 2),  # the window drops the 2 of device 0
-        (0, 5, 5),  # beside the 1 of device 2; the larger of two is their median
-    ]:
-        median.remember(device, value)
-        assert median.bound(1) == bound
+    assert bounds_of(LargestMedian(101, 20), [(d, 0.0) for d in range(6)])[-1] == INF
 
 
 def test_restored_medians_go_on_with_values_and_devices():
-    first = LargestMedian(window=3, warmup=2, votes=1)
-    first.remember(0, 1)
-    first.remember(1, 2)
-    second = LargestMedian(window=3, warmup=2, votes=1)
+    first, second = LargestMedian(5, 20), LargestMedian(5, 20)
+    bounds_of(first, [(d, float(d)) for d in range(5)])
     second.restore(first.state())
-    assert second.bound(1) == 2
-    second.remember(0, 7)  # in place of its 1
-    assert second.bound(1) == 7
+    assert bounds_of(second, [(0, 7.0)]) == bounds_of(first, [(0, 7.0)]) == [3.0]
+
+
+def norm(value):
+    return update(torch.tensor([value, 0.0, 0.0, 0.0]))
+
+
+def warm(checks, devices=5, value=1.0):
+    for device in range(devices):
+        assert checks.reason_to_refuse(of(device), norm(value)) is None
+    assert checks.trouble(devices) is None
+    return checks
+
+
+@pytest.mark.parametrize(
+    ("params", "spec", "examples", "noise", "scale"),
+    [
+        ([3.0, 4.0, 0, 0], {}, 32, 0.0, 5.0),  # the norm of the model
+        ([0.0, 0, 0, 0], {}, 32, 0.0, 2.0),  # sqrt(4): a model of zeros
+        ([0.3, 0.4, 0, 0], {"lr": 0.1}, 320, 0.0, 8.0),  # 0.1 * 2 * 10 steps * 2 / (1 - 0.5)
+        ([0.3, 0.4, 0, 0], {"lr": 0.1, "momentum": 0.0}, 321, 0.0, 4.4),  # 11 batches
+        ([0.3, 0.4, 0, 0], {"lr": 0.1, "lr_scale": 0.5}, 320, 0.0, 4.0),
+        ([3.0, 4.0, 0, 0], {}, 32, 10.0, 20.0),  # noise of 10 in 4 coordinates
+    ],
+)
+def test_scale_of_a_first_update_by_hand(params, spec, examples, noise, scale):
+    task = replace(TASK, params=torch.tensor(params), spec=replace(TrainSpec(), **spec))
+    first = update(torch.zeros(4), examples, noise=noise)
+    assert first_scale(task, first) == pytest.approx(scale)
+
+
+def test_the_very_first_update_is_bounded_by_the_model():
+    task = replace(TASK, params=torch.tensor([3.0, 4.0, 0, 0]))
+    assert Checks().reason_to_refuse(task, norm(100.0)) is None
+    assert "exceeds 100 (20 x the scale of the model)" in Checks().reason_to_refuse(
+        task, norm(100.1)
+    )
+    assert Checks(norm_ratio=0).reason_to_refuse(task, norm(1e6)) is None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("privacy", [None, Privacy("gaussian", 5.0, 1.0, 1e-5, "update")])
+def test_honest_first_updates_pass(optimizer, zero, privacy):
+    """A large learning rate, momentum, many epochs, noise, a model of zeros."""
+    rng = torch.Generator().manual_seed(1)
+    x, y = torch.randn(60, 4, generator=rng), torch.arange(60) % 3
+    spec = TrainSpec(10, 8, 0.5 if optimizer == "sgd" else 0.05, 0.9, optimizer)
+    params = MODEL.init(1) * (not zero)
+    task = Task(0, 0, 0, "main", 0, spec, params)
+    honest = Client(0, MODEL, x, y, 1, privacy).perform(task, {})
+    assert torch.linalg.vector_norm(honest.delta) > 0.5
+    assert Checks().reason_to_refuse(task, honest) is None
 
 
 def test_default_bounds():
-    """20 times the median norm, after 20 updates, of which a device may have made 10."""
+    """20 times the median norm over the first five devices."""
+    checks = warm(Checks())
+    assert "exceeds 20 (20 x the median)" in checks.reason_to_refuse(of(5), norm(20.01))
+    assert checks.reason_to_refuse(of(5), norm(20.0)) is None
+
+
+def test_a_first_update_beyond_the_later_bound_is_found_on_probation():
     checks = Checks()
+    assert checks.reason_to_refuse(of(0), norm(39.0)) is None  # 20 x sqrt(4) is 40
+    for device in range(1, 5):
+        assert checks.trouble(9) is None
+        assert checks.reason_to_refuse(of(device), norm(1.0)) is None
+    assert "first updates, of devices 0, exceed 20 x the median norm" in checks.trouble(9)
+    assert checks.strikes == {0: 3}
+    assert checks.trouble(9) is None  # once
+    assert "exceeds 20" in checks.reason_to_refuse(of(0), norm(39.0))
 
-    def refused(device, norm):
-        return checks.reason_to_refuse(of(device), update(torch.tensor([norm, 0, 0, 0])))
 
-    for _ in range(30):
-        assert refused(0, 1.0) is None
+def test_a_first_claim_of_examples_is_found_on_probation():
+    checks = Checks()
+    for device, examples in enumerate([5, 5, 501, 5, 5]):
+        assert checks.reason_to_refuse(of(device), update(torch.ones(4), examples)) is None
+    assert "devices 2," in checks.trouble(9)
+
+
+def test_strikes_by_hand():
+    checks, strikes = warm(Checks()), []
+    for value in (99.0, 99.0, 1.0, 99.0, 99.0, 1.0, 1.0, 1.0, 1.0):
+        checks.reason_to_refuse(of(0), norm(value))
+        strikes.append(checks.strikes.get(0, 0))
+    assert strikes == [1, 2, 1, 2, 3, 2, 1, 0, 0]
+
+
+def test_trouble_is_when_the_last_updates_of_most_devices_were_refused():
+    checks = warm(Checks(), 6)
+    for device in (0, 1, 2):
+        checks.reason_to_refuse(of(device), norm(99.0))
+    assert checks.trouble(6) is None  # half
+    checks.reason_to_refuse(of(3), norm(99.0))
+    checks.reason_to_refuse(of(0), norm(1.0))
+    assert checks.trouble(6) is None  # half again
+    checks.reason_to_refuse(of(4), norm(99.0))
+    assert "last updates of 4 of 6 devices were refused: norm 99" in checks.trouble(6)
+    assert checks.reason_to_refuse(of(0), norm(30.0)) is None  # it starts anew
+    assert checks.strikes == {}
+
+
+def test_one_hostile_device_that_answers_first_is_no_trouble():
+    checks = Checks()
     for _ in range(9):
-        assert refused(1, 1.0) is None
-    assert refused(1, 1000.0) is None  # the twentieth
-    assert "exceeds 20 (20 x" in refused(2, 20.01)
-    assert refused(2, 20.0) is None
+        assert checks.reason_to_refuse(of(0), norm(1e6)) is not None
+        assert checks.trouble(5) is None
+    assert checks.strikes == {0: 9}
 
 
-def test_norm_bound_is_relative_to_recent_updates():
-    checks = Checks(norm_ratio=10, window=5, warmup=3)
-    big = update(torch.tensor([100.0, 0, 0, 0]))
-    for _ in range(3):
-        assert checks.reason_to_refuse(TASK, update(torch.tensor([1.0, 0, 0, 0]))) is None
-    assert "exceeds 10" in checks.reason_to_refuse(TASK, big)
-    assert checks.reason_to_refuse(TASK, update(torch.tensor([9.9, 0, 0, 0]))) is None
+def test_trouble_of_a_fleet_of_one_begins_with_the_third_strike():
+    checks = Checks()
+    for expected in (False, False, True):
+        checks.reason_to_refuse(of(0), norm(1e6))
+        assert (checks.trouble(1) is not None) is expected
 
 
 def test_norm_bound_does_not_shrink_as_the_fleet_converges():
-    checks = Checks(norm_ratio=10, window=5, warmup=3)
-    for norm in [1.0] * 5 + [0.001] * 50:
-        assert checks.reason_to_refuse(TASK, update(torch.tensor([norm, 0, 0, 0]))) is None
-    late_but_honest = update(torch.tensor([5.0, 0, 0, 0]))
-    assert checks.reason_to_refuse(TASK, late_but_honest) is None
+    checks = warm(Checks(norm_ratio=10))
+    for turn in range(300):
+        assert checks.reason_to_refuse(of(turn % 50), norm(0.001)) is None
+    assert checks.reason_to_refuse(of(60), norm(10.0)) is None
+    assert checks.reason_to_refuse(of(60), norm(10.1)) is not None
 
 
 def test_one_hostile_device_cannot_walk_the_bound_upwards():
-    checks = Checks(norm_ratio=10, window=31, warmup=3)
-    for device in range(1, 22):
-        checks.reason_to_refuse(of(device), update(torch.tensor([1.0, 0, 0, 0])))
+    checks = warm(Checks(norm_ratio=10))
     for _ in range(1000):
-        checks.reason_to_refuse(of(0), update(torch.tensor([9.0, 0, 0, 0])))
-    assert checks.reason_to_refuse(of(0), update(torch.tensor([11.0, 0, 0, 0]))) is not None
+        checks.reason_to_refuse(of(0), norm(9.0))
+    assert checks.reason_to_refuse(of(0), norm(11.0)) is not None
 
 
 def test_one_busy_device_cannot_keep_the_others_out():
-    """It has converged, and has said so a thousand times before anybody else was heard."""
+    """It has converged, and has answered a thousand times before any other device."""
     checks = Checks(norm_ratio=10)
     for _ in range(1000):
-        assert checks.reason_to_refuse(of(0), update(torch.tensor([0.001, 0, 0, 0]))) is None
+        assert checks.reason_to_refuse(of(0), norm(0.001)) is None
     for turn in range(40):
-        honest = update(torch.tensor([5.0, 0, 0, 0]))
-        assert checks.reason_to_refuse(of(1 + turn % 3), honest) is None
+        assert checks.reason_to_refuse(of(1 + turn % 3), norm(5.0)) is None
+    assert checks.trouble(9) is None
 
 
-def test_examples_far_beyond_the_usual_are_refused():
+def test_examples_far_beyond_the_median_are_refused():
     checks = Checks()
     for turn in range(30):
         assert checks.reason_to_refuse(of(turn % 5), update(torch.ones(4), 50)) is None
     assert checks.reason_to_refuse(of(1), update(torch.ones(4), 5000)) is None
     assert "exceeds 5,000" in checks.reason_to_refuse(of(1), update(torch.ones(4), 5001))
     assert "1 to 100" in Checks(max_examples=100).reason_to_refuse(TASK, update(torch.ones(4), 101))
-    off = Checks(examples_ratio=0)
-    for examples in [5] * 30 + [10**9]:
-        assert off.reason_to_refuse(TASK, update(torch.ones(4), examples)) is None
+    off = warm(Checks(examples_ratio=0))
+    assert off.reason_to_refuse(TASK, update(torch.ones(4), 10**9)) is None
 
 
 def test_bound_can_be_switched_off_and_state_restored():
-    off = Checks(norm_ratio=0)
-    on = Checks(norm_ratio=2, warmup=1)
-    on.reason_to_refuse(TASK, update(torch.tensor([1.0, 0, 0, 0])))
-    twin = Checks(norm_ratio=2, warmup=1)
+    off, on, twin = warm(Checks(norm_ratio=0)), warm(Checks(norm_ratio=2)), Checks(norm_ratio=2)
+    on.reason_to_refuse(of(3), norm(50.0))
     twin.restore(on.state())
-    huge = update(torch.tensor([1e6, 0, 0, 0]))
-    assert off.reason_to_refuse(TASK, huge) is None
-    assert twin.reason_to_refuse(TASK, huge) == on.reason_to_refuse(TASK, huge) is not None
-
-
-def test_a_first_hostile_update_does_not_set_the_bound():
-    checks = Checks(norm_ratio=10, window=21, warmup=5)
-    assert checks.reason_to_refuse(TASK, update(torch.tensor([2e6, 0, 0, 0]))) is None
-    for _ in range(30):
-        assert checks.reason_to_refuse(TASK, update(torch.tensor([0.2, 0, 0, 0]))) is None
-    assert checks.reason_to_refuse(TASK, update(torch.tensor([1e6, 0, 0, 0]))) is not None
+    assert twin.state() == on.state()
+    assert off.reason_to_refuse(TASK, norm(1e6)) is None
+    assert twin.reason_to_refuse(TASK, norm(1e6)) == on.reason_to_refuse(TASK, norm(1e6))
+    assert twin.strikes == {3: 1, 0: 1}
+    assert not twin.undisturbed

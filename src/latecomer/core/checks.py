@@ -1,9 +1,7 @@
 """Checks of updates before they touch the model: a device's message is hostile until checked."""
 
-from bisect import bisect_left, insort
-from collections import Counter, deque
-from collections.abc import Mapping
-from math import inf, isfinite
+from collections.abc import Mapping, Sequence
+from math import ceil, inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -14,64 +12,70 @@ from latecomer.core.messages import Task, Update
 MAX_EXAMPLES = 10**9
 MAX_METRIC = 1e300
 MAX_NOISE = 1e6  # its square must stay a number
+MIN_DEVICES = 5  # for a median that one or two of them cannot decide
+MAX_STRIKES = 3
 
 
 class LargestMedian:
-    """The largest median that the last `window` values of a quantity have had so far.
+    """The median over devices of the largest value of each; the largest that it has been.
 
-    A few devices cannot raise a median, and keeping its largest value leaves room for late devices
-    with large updates after the others have converged. At most `votes` of the values are of one
-    device, so that one that answers often does not decide alone. No bound before `warmup` values.
+    Each of the last `window` devices counts once, so neither one that answers often nor a minority
+    of hostile ones can move it. Keeping the largest leaves room for late devices with large updates
+    after the others have converged. `known` with `MIN_DEVICES` devices, or with 3 or 4 that have
+    `warmup` values together, of which each counts a third at most.
     """
 
-    def __init__(self, window: int, warmup: int, votes: int) -> None:
-        self.window, self.warmup, self.votes = window, warmup, votes
-        self._recent: deque[tuple[int, float]] = deque()  # device, value
-        self._votes: Counter[int] = Counter()
-        self._sorted: list[float] = []
+    def __init__(self, window: int, warmup: int) -> None:
+        self.window, self.warmup = window, warmup
+        self._devices: dict[int, tuple[float, int]] = {}  # largest value and count, latest last
         self._reference = 0.0
 
+    @property
+    def known(self) -> bool:
+        devices, each = len(self._devices), ceil(self.warmup / 3)
+        return devices >= MIN_DEVICES or (
+            devices >= 3 and sum(min(n, each) for _, n in self._devices.values()) >= self.warmup
+        )
+
     def bound(self, ratio: float) -> float:
-        """`ratio` times the reference; infinite for 0 and before `warmup` values."""
+        """`ratio` times the reference; infinite for 0 and while it is not known."""
         bound = ratio * self._reference
-        return bound if ratio and len(self._recent) >= self.warmup and bound > 0 else inf
+        return bound if bound > 0 else inf
 
     def remember(self, device: int, value: float) -> None:
-        self._recent.append((device, value))
-        self._votes[device] += 1
-        insort(self._sorted, value)
-        if self._votes[device] > self.votes:
-            self._forget(next(place for place, (d, _) in enumerate(self._recent) if d == device))
-        elif len(self._recent) > self.window:
-            self._forget(0)
-        if len(self._recent) >= min(self.warmup, self.window):
-            self._reference = max(self._reference, self._sorted[len(self._sorted) // 2])
+        largest, count = self._devices.pop(device, (0.0, 0))
+        self._devices[device] = max(largest, value), count + 1
+        if len(self._devices) > self.window:
+            del self._devices[next(iter(self._devices))]
+        if self.known:
+            values = sorted(largest for largest, _ in self._devices.values())
+            self._reference = max(self._reference, values[(len(values) - 1) // 2])
 
-    def _forget(self, place: int) -> None:
-        device, value = self._recent[place]
-        del self._recent[place]
-        del self._sorted[bisect_left(self._sorted, value)]
-        self._votes[device] -= 1
-        if not self._votes[device]:
-            del self._votes[device]
+    @property
+    def largest(self) -> dict[int, float]:
+        """Device -> its largest value."""
+        return {device: largest for device, (largest, _) in self._devices.items()}
 
-    def state(self) -> dict[str, Any]:
-        return {"recent": list(self._recent), "reference": self._reference}
+    def state(self) -> list[Any]:
+        return [list(self._devices.items()), self._reference]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._recent = deque((int(device), float(value)) for device, value in state["recent"])
-        self._votes = Counter(device for device, _ in self._recent)
-        self._sorted = sorted(value for _, value in self._recent)
-        self._reference = state["reference"]
+    def restore(self, state: Sequence[Any]) -> None:
+        devices, self._reference = state
+        self._devices = {device: (largest, count) for device, (largest, count) in devices}
 
 
 class Checks:
-    """Refuses updates that are malformed, not finite, or far larger than the median.
+    """Refuses updates that are malformed, not finite, or far larger than those of other devices.
 
-    A delta's norm may be `norm_ratio` times the largest median of accepted ones, the number of
-    examples `examples_ratio` times (0 switches either off), once `warmup` updates have been
-    accepted; the number of examples is never above `max_examples`. Medians are over the last
-    `window` accepted updates, at most `votes` of one device (0: any number).
+    A delta's norm may be `norm_ratio` times the reference (`LargestMedian`) of accepted ones, the
+    number of examples `examples_ratio` times (0 switches either off), and never above
+    `max_examples`. While the reference is not known, the norm is bounded by `norm_ratio` times the
+    scale of the model (`first_scale`), and updates are accepted on probation: if one of them
+    exceeds the reference once that is known, `trouble` asks for a roll-back. It also does if the
+    last updates of most devices were refused. With `stop` the run ends after a roll-back.
+
+    `strikes` of a device: +1 for a refused update, -1 for an accepted one, 0 at least; the server
+    quarantines a device from `MAX_STRIKES` on.
     """
 
     def __init__(
@@ -81,15 +85,71 @@ class Checks:
         warmup: int = 20,
         examples_ratio: float = 100.0,
         max_examples: int = MAX_EXAMPLES,
-        votes: int = 10,
+        stop: bool = False,
     ) -> None:
         self.norm_ratio, self.examples_ratio = norm_ratio, examples_ratio
-        self.max_examples = max_examples
-        of_each = votes or window
-        self._norms, self._examples = (LargestMedian(window, warmup, of_each) for _ in range(2))
+        self.max_examples, self.window, self.warmup, self.stop = max_examples, window, warmup, stop
+        self.strikes: dict[int, int] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all devices."""
+        self._norms, self._examples = (LargestMedian(self.window, self.warmup) for _ in range(2))
+        self._probation = True  # some updates were accepted without a reference
+        self._refused: dict[int, str] = {}  # device -> why its last update was, "" if accepted
+        self.strikes.clear()
 
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
         """Why this update is refused, or None; an accepted one enters the medians."""
+        device, reason = task.device, self._reason(task, update)
+        self._refused.pop(device, None)
+        self._refused[device] = reason or ""
+        if len(self._refused) > self.window:
+            del self._refused[next(iter(self._refused))]
+        strikes = self.strikes.pop(device, 0) + (1 if reason else -1)
+        if strikes > 0:
+            self.strikes[device] = strikes
+        return reason
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether the reference is known, and no device's last update was refused."""
+        return self._norms.known and not any(self._refused.values())
+
+    def trouble(self, devices: int) -> str | None:
+        """Why the model has to be rolled back, or None; `devices` is the size of the fleet.
+
+        After probation the devices at fault have `MAX_STRIKES`. If the last updates of most
+        devices that answered were refused, at least of 3 or all, the checks start anew.
+        """
+        if self._probation and self._norms.known:
+            self._probation = False
+            bounds = (self._norms, self.norm_ratio), (self._examples, self.examples_ratio)
+            at_fault = {
+                device
+                for values, ratio in bounds
+                for device, value in values.largest.items()
+                if value > values.bound(ratio)
+            }
+            self.strikes |= dict.fromkeys(at_fault, MAX_STRIKES)
+            if at_fault:
+                which = ", ".join(map(str, sorted(at_fault)))
+                return (
+                    f"first updates, of devices {which}, exceed {self.norm_ratio:g} x the median"
+                    f" norm or {self.examples_ratio:g} x the median number of examples"
+                )
+        if not self.strikes:
+            return None
+        reasons = [reason for reason in self._refused.values() if reason]
+        count, answered = len(reasons), len(self._refused)
+        if 2 * count <= answered or count < min(3, devices):
+            return None
+        if count < 3 and min(self.strikes.get(d, 0) for d in self._refused) < MAX_STRIKES:
+            return None
+        self.reset()
+        return f"the last updates of {count} of {answered} devices were refused: {reasons[-1]}"
+
+    def _reason(self, task: Task, update: Update) -> str | None:
         delta = update.delta
         examples = update.num_examples
         if type(examples) is not int or not 1 <= examples <= self.max_examples:
@@ -124,14 +184,43 @@ class Checks:
             return "delta is not finite"
         if norm > (bound := self._norms.bound(self.norm_ratio)):
             return f"norm {norm:.3g} exceeds {bound:.3g} ({self.norm_ratio:g} x the median)"
+        if not self._norms.known:
+            bound = self.norm_ratio * first_scale(task, update)
+            if bound and norm > bound:
+                limit = f"{self.norm_ratio:g} x the scale of the model"
+                return f"norm {norm:.3g} exceeds {bound:.3g} ({limit})"
         self._norms.remember(task.device, norm)
-        if self.examples_ratio:
-            self._examples.remember(task.device, examples)
+        self._examples.remember(task.device, examples)
         return None
 
     def state(self) -> dict[str, Any]:
-        return {**self._norms.state(), "examples": self._examples.state()}
+        return {
+            "norms": self._norms.state(),
+            "examples": self._examples.state(),
+            "probation": self._probation,
+            "refused": list(self._refused.items()),
+            "strikes": dict(self.strikes),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._norms.restore(state)
+        self._norms.restore(state["norms"])
         self._examples.restore(state["examples"])
+        self._probation = state["probation"]
+        self._refused, self.strikes = dict(state["refused"]), dict(state["strikes"])
+
+
+def first_scale(task: Task, update: Update) -> float:
+    """The norm to which a first update is compared: the largest of
+
+    - the norm of the model, or sqrt(n) if its n parameters are all zero;
+    - lr * steps * sqrt(n) / (1 - momentum): all steps with gradients of root mean square 1, which
+      Adam's do not exceed;
+    - noise_std * sqrt(n): the expected norm of the privacy noise.
+
+    The last two are claims of the device; probation (`Checks`) bounds what they can do.
+    """
+    spec, n = task.spec, sqrt(task.params.numel())
+    steps = spec.local_epochs * ceil(update.num_examples / spec.batch_size)
+    reach = spec.lr * spec.lr_scale * steps / max(1 - spec.momentum, 1e-3)
+    model = torch.linalg.vector_norm(task.params).item()
+    return max(model or n, reach * n, update.noise_std * n)

@@ -166,6 +166,29 @@ class Retired(Outcome):
 
 
 @dataclass(slots=True)
+class Quarantined(Outcome):
+    """A device gets no task until the server has accepted `until` updates."""
+
+    kind = "quarantine"
+    device: int
+    until: int
+    reason: str
+
+
+@dataclass(slots=True)
+class RolledBack(Outcome):
+    """Version `version` of the main lineage has the parameters of version `to`.
+
+    The strategy starts anew from it; other lineages are closed, and open tasks are void.
+    """
+
+    kind = "rollback"
+    version: int
+    to: int
+    reason: str
+
+
+@dataclass(slots=True)
 class CompensationEnded(Outcome):
     """Compensation fades out on a lineage, for updates less stale than `below` (None: for all).
 

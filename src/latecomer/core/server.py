@@ -1,13 +1,14 @@
 """The server as a pure state machine: events in, commands out. No clock, no thread, no file."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from math import inf, isfinite
 from typing import Any
 
 from torch import Tensor
 
-from latecomer.core.checks import Checks
+from latecomer.core.checks import MAX_STRIKES, Checks
 from latecomer.core.messages import (
     MAIN,
     Arrived,
@@ -24,6 +25,7 @@ from latecomer.core.messages import (
     Received,
     Send,
     ServingSettings,
+    Stop,
     Task,
     TimerExpired,
     TrainSpec,
@@ -38,8 +40,10 @@ from latecomer.core.outcomes import (
     Compensation,
     Dispatched,
     Dropped,
+    Quarantined,
     Refused,
     Retired,
+    RolledBack,
 )
 from latecomer.core.parts import Parts
 from latecomer.core.pool import Pool
@@ -57,6 +61,12 @@ from latecomer.core.strategy import (
     Strategy,
 )
 from latecomer.core.submodel import Submodel, take
+
+SNAPSHOT_UPDATES = 50  # accepted updates between two stored models to roll back to
+MAX_SNAPSHOTS = 2  # beside the initial model
+MAX_ROLLBACKS = 3  # without a new snapshot between them; then the run ends
+MIN_QUARANTINE = 20  # accepted updates
+VOID = "the model was rolled back while the device trained"
 
 
 class Server:
@@ -94,6 +104,13 @@ class Server:
         self._declared: dict[int, Submodel | None] = {}  # device -> sub-model it joined with
         self._submodels: dict[int, Submodel | None] = {}  # device -> sub-model of its last task
         self._retired: set[int] = set()  # devices that have spent their privacy budget
+        self._quarantined: dict[int, int] = {}  # device -> accepted updates until its end
+        self._held_back: set[int] = set()  # devices in quarantine that are reachable and free
+        self._void_before = 0  # the first task after the last roll-back: earlier ones are void
+        # To roll back to: the initial model and strategy, and models with their version.
+        self._initial, self._initial_parts = initial, deepcopy(self.parts.state())
+        self._snapshots: list[tuple[int, Tensor]] = []
+        self._snapshot_at = self._rollbacks = 0
 
     def lineage_of(self, device: int) -> str:
         """The lineage whose model this device uses: its cluster assignment."""
@@ -116,7 +133,7 @@ class Server:
     def serving_settings(self, lineage: str) -> ServingSettings | None:
         """Settings with which devices personalise the head of a lineage; None: they do not."""
         serving = self.strategy.serving
-        return serving.settings(lineage, self) if serving else None
+        return serving.settings(self.store.resolve(lineage), self) if serving else None
 
     def handle(self, *events: Event) -> list[Command]:
         """Process all events of one moment; returns what the engine has to do."""
@@ -131,18 +148,22 @@ class Server:
                     if submodel is not None or device in self._declared:
                         self._declared[device] = submodel
                     self.working.pop(device, None)
-                    if device not in self._retired:
-                        self.idle.add(device)
+                    self._set_free(device)
                 case Left(device):
                     self.idle.discard(device)
+                    self._held_back.discard(device)
                 case Failed(task_id, reason):
                     self._failed(task_id, reason, out)
                 case TimerExpired():
                     self.parts.on_timer(event, self)
                 case Received(usable):
                     self._release_broadcasts(usable)
+        if reason := self.checks.trouble(len(self._task_counts)):
+            self._roll_back(reason, out)
+        self._end_quarantines()
         for commit in self.strategy.merge.settle(self):
             self._commit(commit, out)
+        self._take_snapshot()
         for action in self.parts.act(self):
             self._act(action, out)
         for request in self.strategy.dispatch(self):
@@ -162,11 +183,11 @@ class Server:
         update, device = event.update, event.device
         if device in self.working and self.working[device] == update.task_id:
             del self.working[device]
-            if device not in self._retired:
-                self.idle.add(device)
+            self._set_free(device)
         task, reason = self._admit(event)
         if task is None or reason is not None:
             out.append(self._refused(event, task, reason or ""))
+            self._quarantine(device, out)
             return
         self.accepted += 1
         if update.last:
@@ -220,6 +241,8 @@ class Server:
             # The task stays open: its own device may still answer.
             return None, f"the task belongs to device {task.device}"
         self._close(task)
+        if task.id < self._void_before:
+            return task, VOID
         return task, self.checks.reason_to_refuse(task, event.update)
 
     def _refused(self, event: Arrived, task: Task | None, reason: str) -> Refused:
@@ -245,6 +268,9 @@ class Server:
 
     def _ready(self, contribution: Contribution, out: list[Command]) -> None:
         """The server time of a compensation is over: finish it for the present head."""
+        if contribution.task.id < self._void_before:
+            out.append(Dropped(contribution.task.device, contribution.task.id, VOID))
+            return
         if contribution.lineage not in self.store:
             # Its lineage was absorbed meanwhile.
             lineage = self.store.resolve(contribution.lineage)
@@ -305,6 +331,72 @@ class Server:
         out.append(
             Committed(commit.lineage, version, commit.contributions, commit.surrogates or None)
         )
+
+    # Protection: quarantine and roll-back.
+
+    def _set_free(self, device: int) -> None:
+        """The device is reachable and has no task."""
+        if device in self._quarantined:
+            self._held_back.add(device)
+        elif device not in self._retired:
+            self.idle.add(device)
+
+    def _quarantine(self, device: int, out: list[Command]) -> None:
+        """Give the device no task for as many accepted updates as there are devices.
+
+        The time doubles with every strike beyond `MAX_STRIKES`.
+        """
+        further = self.checks.strikes.get(device, 0) - MAX_STRIKES
+        if further < 0:
+            return
+        updates = max(MIN_QUARANTINE, len(self._task_counts)) << min(further, 30)
+        self._quarantined[device] = self.accepted + updates
+        if device in self.idle:
+            self.idle.discard(device)
+            self._held_back.add(device)
+        reason = "its updates were refused repeatedly, or made a roll-back necessary"
+        out.append(Quarantined(device, self._quarantined[device], reason))
+
+    def _end_quarantines(self) -> None:
+        for device, until in list(self._quarantined.items()):
+            if self.accepted >= until:
+                del self._quarantined[device]
+                if device in self._held_back:
+                    self._held_back.discard(device)
+                    self._set_free(device)
+
+    def _take_snapshot(self) -> None:
+        """Store the head now and then, while no device's last update was refused."""
+        if self.accepted - self._snapshot_at < SNAPSHOT_UPDATES or not self.checks.undisturbed:
+            return
+        lineage = self.store.resolve(MAIN)
+        self._snapshot_at, self._rollbacks = self.accepted, 0
+        self._snapshots.append((self.store.head(lineage), self.store.head_params(lineage)))
+        del self._snapshots[:-MAX_SNAPSHOTS]
+
+    def _roll_back(self, reason: str, out: list[Command]) -> None:
+        """Return to the newest stored model, which is not used again, with a new strategy state.
+
+        The run ends if the merge keeps a model of its own (`keeps_model`), if `Checks.stop` is
+        set, and after `MAX_ROLLBACKS` in a row.
+        """
+        if getattr(self.strategy.merge, "keeps_model", False):
+            out.append(Stop(reason))
+            return
+        version, params = self._snapshots.pop() if self._snapshots else (0, self._initial)
+        self._rollbacks += 1
+        self._quarantined.clear()
+        for device in sorted(self._held_back):
+            self._set_free(device)
+        self._held_back.clear()
+        for device in sorted(self.checks.strikes):
+            self._quarantine(device, out)
+        self._void_before = self.tasks_given
+        self._lineages.clear()
+        self.parts.restore(deepcopy(self._initial_parts))
+        out.append(RolledBack(self.store.roll_back(params), version, reason))
+        if self.checks.stop or self._rollbacks > MAX_ROLLBACKS:
+            out.append(Stop(f"{reason}; the model was rolled back to version {version}"))
 
     # Actions of parts.
 
@@ -443,6 +535,11 @@ class Server:
             "declared": dict(self._declared),
             "submodels": dict(self._submodels),
             "retired": sorted(self._retired),
+            "quarantined": dict(self._quarantined),
+            "held_back": sorted(self._held_back),
+            "void_before": self._void_before,
+            "snapshots": list(self._snapshots),
+            "rollbacks": [self._snapshot_at, self._rollbacks],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -458,3 +555,8 @@ class Server:
         self._declared = dict(state["declared"])
         self._submodels = dict(state["submodels"])
         self._retired = set(state["retired"])
+        self._quarantined = dict(state["quarantined"])
+        self._held_back = set(state["held_back"])
+        self._void_before = state["void_before"]
+        self._snapshots = [(version, params) for version, params in state["snapshots"]]
+        self._snapshot_at, self._rollbacks = state["rollbacks"]

@@ -50,10 +50,10 @@ class ModelStore:
         return lineage in self._heads
 
     def resolve(self, lineage: str) -> str:
-        """`lineage`, or the lineage that absorbed it."""
+        """`lineage`, the lineage that absorbed it, or the main one if a roll-back closed it."""
         while lineage in self._absorbed:
             lineage = self._absorbed[lineage]
-        return lineage
+        return lineage if lineage in self._heads else MAIN
 
     def head(self, lineage: str = MAIN) -> int:
         return self._heads[lineage]
@@ -111,6 +111,16 @@ class ModelStore:
         self._release_head(self._heads.pop(gone))
         del self._history[gone]
         self._absorbed[gone] = into
+
+    def roll_back(self, params: Tensor) -> int:
+        """Make `params` the head of the main lineage and close all others; returns its version."""
+        heads, self._heads, self._absorbed = self._heads, {MAIN: self.commits + 1}, {}
+        self.commits += 1
+        self._held[self.commits] = _Held(params, heads=1)
+        self._history = {MAIN: array("q", [self.commits])}
+        for version in heads.values():
+            self._release_head(version)
+        return self.commits
 
     def _release_head(self, version: int) -> None:
         self._held[version].heads -= 1

@@ -185,12 +185,17 @@ class SubmodelsConfig(Section):
 
 
 class ServerConfig(Section):
-    """Virtual seconds of the server's work, and the bound on update norms."""
+    """Virtual seconds of the server's work, and the protection against hostile updates.
+
+    `norm_ratio`: largest norm of an update, over the median over devices; 0 = no bound.
+    `most_refused`: what follows the roll-back if most devices' updates are refused.
+    """
 
     merge_seconds: float = Field(0.0, ge=0)
     evaluate_seconds: float = Field(0.0, ge=0)
     compensate_seconds: float = Field(0.0, ge=0)
     norm_ratio: float = Field(20.0, ge=0)
+    most_refused: Literal["continue", "stop"] = "continue"
 
 
 class EngineConfig(Section):

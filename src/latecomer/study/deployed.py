@@ -134,3 +134,5 @@ class Deployment:
         self.events.write(time, note)
         if note.kind in ("refusal", "drop", "overdue", "away", "introduction"):
             log.info("%s %s", note.kind, dict(note.fields))
+        elif note.kind in ("quarantine", "rollback"):
+            log.warning("%s %s", note.kind, dict(note.fields))

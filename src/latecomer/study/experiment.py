@@ -204,7 +204,8 @@ class Experiment:
             self.model.init(self.config.seed),
             self.strategy,
             self.spec,
-            Checks(self.config.server.norm_ratio),  # as in a deployment
+            # As in a deployment.
+            Checks(self.config.server.norm_ratio, stop=self.config.server.most_refused == "stop"),
             self.config.seed,
             networks=self.networks,
         )

@@ -54,6 +54,8 @@ def summary_of(
         "worst_client": local.worst_device,
         "refused": totals.refused,
         "dropped": totals.dropped,
+        "quarantines": totals.quarantines,
+        "rollbacks": totals.rollbacks,
         "late_devices": sorted(experiment.fleet.late),
         "cluster_members": _members(server),
         "notes": list(experiment.notes),
@@ -103,9 +105,16 @@ def _clusters(experiment: Experiment, server: Server, totals: RunTotals) -> dict
 
 
 def _warnings(server: Server, totals: RunTotals) -> list[str]:
+    found = []
+    if totals.rollbacks:
+        found.append(
+            f"the model was rolled back {totals.rollbacks} times, at last because"
+            f" {totals.last_rollback}"
+        )
     if totals.refused <= server.accepted:
-        return []
+        return found
     return [
+        *found,
         f"{totals.refused} updates were refused and only {server.accepted} accepted; the last"
-        f" reason: {totals.last_failure}. Does training diverge? Try a smaller training.lr"
+        f" reason: {totals.last_failure}. Does training diverge? Try a smaller training.lr",
     ]

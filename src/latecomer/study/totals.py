@@ -13,8 +13,10 @@ from latecomer.core.outcomes import (
     CompensationEnded,
     Dropped,
     Logged,
+    Quarantined,
     Refused,
     Retired,
+    RolledBack,
 )
 
 
@@ -34,6 +36,9 @@ class RunTotals:
     merges: int = 0
     broadcasts: int = 0
     retired: int = 0
+    quarantines: int = 0
+    rollbacks: int = 0
+    last_rollback: str = ""  # its reason
     epsilon: dict[int, float] = field(default_factory=dict)  # device -> largest reported
     last_failure: str = ""  # why the last update was refused or dropped
 
@@ -64,6 +69,11 @@ class RunTotals:
             case Retired(device=device, epsilon=spent):
                 self.retired += 1
                 self._spend(device, spent)
+
+            case Quarantined():
+                self.quarantines += 1
+            case RolledBack(reason=reason):
+                self.rollbacks, self.last_rollback = self.rollbacks + 1, reason
 
     def _spend(self, device: int | None, epsilon: float | None) -> None:
         """Keep the largest value: uploads that overtake each other bring older ledgers later."""

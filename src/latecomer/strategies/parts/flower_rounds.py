@@ -30,6 +30,8 @@ class FlowerRounds:
     train: config of every train message, besides what the strategy adds.
     """
 
+    keeps_model = True  # the Flower strategy has the model: the server cannot roll it back
+
     def __init__(
         self,
         flower_strategy: FlowerStrategy,
