@@ -1,7 +1,7 @@
 """One hostile device whose first updates are the first of the run, for several strategies.
 
 `python benchmarks/early_poison.py [updates]` prints the accuracy after that many accepted updates
-(240 by default) without attack, and with the hostile device's first five updates scaled by a
+(400 by default) without attack, and with the hostile device's first five updates scaled by a
 factor. "rolled back n" counts roll-backs; "stopped" marks a run that ended early.
 """
 
@@ -54,13 +54,15 @@ class Result:
     finite: bool
 
 
-def poisoned(strategy: str, factor: float, updates: int = 240, **tables: Any) -> Result:
+def poisoned(strategy: str, factor: float, updates: int = 400, **tables: Any) -> Result:
     """A run on digits with 10 devices, whose hostile device scales by `factor` (1: honest)."""
     config = parse(
         {
             "fleet": {"devices": 10},
             "strategy": {"name": strategy},
             "stop": {"updates": updates},
+            "data": {"alpha": 1.0},
+            "training": {"lr": 0.1},
             "engine": {"kernel": "plain"},
             **tables,
         }
@@ -81,7 +83,7 @@ def poisoned(strategy: str, factor: float, updates: int = 240, **tables: Any) ->
 
 def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    updates = int(arguments[0]) if arguments else 240
+    updates = int(arguments[0]) if arguments else 400
     print("| strategy | clean |", " | ".join(f"x {factor:g}" for factor in FACTORS), "|")
     print("|---|---|" + "---|" * len(FACTORS))
     for strategy in STRATEGIES:

@@ -42,11 +42,14 @@ def test_a_million_examples_are_not_believed():
 def test_the_operator_may_know_better_from_the_start():
     run = ToyFederation("fedasync", {BAD: Claims(f"toy-{BAD}")})
     run.server.checks = Checks(max_examples=5)
-    run.until(virtual_seconds=10.0)
+    ended_by = run.until(virtual_seconds=1000.0)
     assert not run.lines("arrival")
     assert {f["reason"] for f in run.lines("refusal")} == {
-        "num_examples must be a whole number from 1 to 5"
+        "num_examples must be a whole number from 1 to 5",
+        "the model was rolled back while the device trained",
     }
+    assert len(run.lines("rollback")) == 4
+    assert "devices were refused: num_examples must be a whole number from 1 to 5;" in ended_by
 
 
 def test_the_bounds_come_out_of_a_checkpoint():
