@@ -61,7 +61,7 @@ def poisoned(strategy: str, factor: float, updates: int = 400, **tables: Any) ->
             "fleet": {"devices": 10},
             "strategy": {"name": strategy},
             "stop": {"updates": updates},
-            "data": {"alpha": 1.0},
+            "data": {"alpha": 100.0},
             "training": {"lr": 0.1},
             "engine": {"kernel": "plain"},
             **tables,

@@ -60,7 +60,7 @@ FAULTS = {
     "negative": "num_examples must be a whole number from 1 to 1,000",
     "fresh": "choice must be the number of a model it was sent",
     "metrics": "more than 10,000 metrics",
-    "norm": "the median",
+    "norm": "(20 x the",
 }
 
 

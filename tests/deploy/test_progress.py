@@ -57,3 +57,17 @@ def test_metrics_without_an_accuracy_are_passed_over(tmp_path):
     progress.read()
     assert progress.updates == 1
     assert progress.accuracy is None
+
+
+def test_quarantines_and_roll_backs_are_shown(tmp_path):
+    progress, log = RunProgress(tmp_path), tmp_path / "events.jsonl"
+    refused = {"event": "refusal", "device": 0, "task": 1, "reason": "huge"}
+    held = {"event": "quarantine", "device": 0, "until": 20, "reason": "refused repeatedly"}
+    log.write_text(lines([*EVENTS[:3], refused, held]))
+    progress.read()
+    assert progress.line() == "0 versions, 1 updates, 1 lost, 1 in quarantine"
+    back = {"event": "rollback", "version": 5, "to": 0, "reason": "most were refused"}
+    log.write_text(lines([*EVENTS[:3], refused, held, back]))
+    progress.read()
+    assert progress.line() == "0 versions, 1 updates, 1 lost, rolled back 1 times"
+    assert progress.history.failure == "the model was rolled back: most were refused"

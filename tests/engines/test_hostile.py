@@ -39,6 +39,44 @@ def test_a_million_examples_are_not_believed():
     assert all(abs(value) < 6 for value in run.heads()["main"])
 
 
+class Poisons(ToyNode):
+    """Its first six updates are `value`, 2 `value` and so on in every coordinate."""
+
+    value = 50.0
+
+    def reply(self, valid):
+        if len(self.asked) > 6:
+            return valid
+        return replace(valid, array=pack(torch.full((SIZE,), self.value * len(self.asked))))
+
+
+def poisoned(value):
+    """A run whose fastest node is hostile."""
+    node = Poisons("toy-0")
+    node.value = value
+    run = ToyFederation("fedasync", {0: node})
+    return run, run.until(150)
+
+
+def test_a_hostile_first_update_is_refused_and_its_device_put_into_quarantine():
+    run, ended_by = poisoned(1e6)
+    assert ended_by == "updates"
+    assert {f["device"] for f in run.lines("refusal")} == {0}
+    (first, *_) = run.lines("quarantine")
+    assert (first["device"], first["until"] >= 20) == (0, True)
+    assert not run.lines("rollback")
+    assert all(abs(value) < 6 for value in run.heads()["main"])
+
+
+def test_a_hostile_first_update_that_passed_is_rolled_back():
+    run, ended_by = poisoned(19.9)  # 20 passes for a model of zeros, then more
+    assert ended_by == "updates"
+    (back,) = run.lines("rollback")
+    assert back["to"] == 0
+    assert {f["device"] for f in run.lines("quarantine")} == {0}
+    assert all(abs(value) < 6 for value in run.heads()["main"])
+
+
 def test_the_operator_may_know_better_from_the_start():
     run = ToyFederation("fedasync", {BAD: Claims(f"toy-{BAD}")})
     run.server.checks = Checks(max_examples=5)

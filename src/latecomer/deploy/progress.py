@@ -37,4 +37,8 @@ class RunProgress:
             shown.append(f"accuracy {self.accuracy:.3f}")
         if self.history.failures:
             shown.append(f"{self.history.failures} lost")
+        if self.history.quarantined:
+            shown.append(f"{len(self.history.quarantined)} in quarantine")
+        if self.history.rollbacks:
+            shown.append(f"rolled back {self.history.rollbacks} times")
         return ", ".join(shown)

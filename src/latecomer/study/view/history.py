@@ -74,6 +74,8 @@ class History:
         self.names: dict[int, str] = {}  # of deployed devices
         self.overdue: set[int] = set()  # deployed devices whose reply is overdue
         self.lost: set[int] = set()  # devices whose last task was lost
+        self.quarantined: set[int] = set()  # devices that got no task since their last refusals
+        self.rollbacks = 0
         self.commits = 0
         self.failures = 0  # refused updates and failed tasks
         self.failure = ""  # device and reason of the last one
@@ -91,6 +93,12 @@ class History:
                 self._dispatch(event)
             case "arrival":
                 self._arrival(event)
+            case "quarantine":
+                self.quarantined.add(event["device"])
+            case "rollback":
+                self.rollbacks += 1
+                self.failure = f"the model was rolled back: {event['reason']}"
+                self.quarantined.clear()
             case "commit":
                 self.commits = max(self.commits, event["version"])
             case "introduction":
@@ -120,6 +128,7 @@ class History:
         device = event["device"]
         self.devices.add(device)
         self.lost.discard(device)
+        self.quarantined.discard(device)
         self.overdue.discard(device)
         self.open[event["task"]] = (device, self.now)
         self.down[0].append(self.now)
