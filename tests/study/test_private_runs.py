@@ -120,11 +120,11 @@ def test_less_noise_learns_more(start: Start) -> None:
 
 
 def test_what_was_refused_was_released_all_the_same(start: Start) -> None:
-    """The checks refuse everything after 20 updates; the devices have spent it nevertheless."""
-    strict = ["server.norm_ratio=0.001", "stop.updates=30", "stop.virtual_seconds=95.0"]
+    """The checks refuse everything and the run is ended; the devices have spent it nevertheless."""
+    strict = ["server.norm_ratio=0.001", "stop.updates=30"]
     _, summary = start(*PRIVATE, *strict)
-    assert (summary["updates"], summary["refused"]) == (20, 70)
-    assert summary["epsilon"]["max"] == epsilon(9)
+    assert (summary["updates"], summary["refused"], summary["rollbacks"]) == (0, 40, 4)
+    assert summary["epsilon"]["max"] == epsilon(4)
 
 
 # Budgets

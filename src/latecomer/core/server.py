@@ -158,8 +158,8 @@ class Server:
                     self.parts.on_timer(event, self)
                 case Received(usable):
                     self._release_broadcasts(usable)
-        if reason := self.checks.trouble(len(self._task_counts)):
-            self._roll_back(reason, out)
+        if trouble := self.checks.trouble(len(self._task_counts)):
+            self._roll_back(trouble, out)
         self._end_quarantines()
         for commit in self.strategy.merge.settle(self):
             self._commit(commit, out)
@@ -391,10 +391,12 @@ class Server:
         self._held_back.clear()
         for device in sorted(self.checks.strikes):
             self._quarantine(device, out)
-        self._void_before = self.tasks_given
-        self._lineages.clear()
-        self.parts.restore(deepcopy(self._initial_parts))
-        out.append(RolledBack(self.store.roll_back(params), version, reason))
+        if self.accepted:
+            self._void_before = self.tasks_given
+            self._lineages.clear()
+            self.parts.restore(deepcopy(self._initial_parts))
+            self.store.roll_back(params)
+        out.append(RolledBack(self.store.commits, version, reason))
         if self.checks.stop or self._rollbacks > MAX_ROLLBACKS:
             out.append(Stop(f"{reason}; the model was rolled back to version {version}"))
 
