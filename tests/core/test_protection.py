@@ -15,7 +15,6 @@ from latecomer.core.messages import (
     Left,
     Ready,
     Send,
-    Stop,
     TrainSpec,
     Update,
 )
@@ -33,14 +32,13 @@ class Fleet:
     def __init__(self, devices=6, strategy=None, **options):
         strategy = strategy or Strategy(weigh=lambda c, view: 0.5)
         self.server = Server(torch.zeros(SIZE), strategy, TrainSpec(), **options)
-        self.tasks, self.log, self.stopped = {}, [], None
+        self.tasks, self.log = {}, []
         self.handle(*(Joined(device) for device in range(devices)))
 
     def handle(self, *events):
         commands = self.server.handle(*events)
         self.tasks |= {c.task.device: c.task for c in commands if isinstance(c, Send)}
         self.log += [c for c in commands if isinstance(c, Outcome)]
-        self.stopped = next((c.reason for c in commands if isinstance(c, Stop)), self.stopped)
         return commands
 
     def answer(self, device, value=1.0):
@@ -55,6 +53,10 @@ class Fleet:
 
     def found(self, kind):
         return [line.fields for line in self.log if line.kind == kind]
+
+    @property
+    def stopped(self):
+        return self.server.stopped
 
     @property
     def head(self):
@@ -130,7 +132,7 @@ def test_a_first_hostile_update_is_rolled_back_when_the_median_is_known():
     assert 0 not in fleet.tasks
     fleet.answer(5, 0.5)
     assert fleet.head == [0.25] * SIZE
-    assert fleet.stopped is None
+    assert not fleet.stopped
 
 
 def trouble(fleet, devices=4):
@@ -162,7 +164,7 @@ def test_if_most_are_refused_the_model_goes_back_to_older_and_older_versions():
     trouble(fleet)
     assert [line["to"] for line in fleet.found("rollback")] == [100, 50, 0]
     assert fleet.head == [0.0] * SIZE
-    assert fleet.stopped is None
+    assert not fleet.stopped
     fresh(fleet)
     trouble(fleet)
     assert "last updates of 4 of 6" not in fleet.stopped  # the checks have started anew
@@ -176,7 +178,7 @@ def test_roll_backs_in_a_row_are_counted_from_the_last_snapshot():
         fleet.accept(60, *range(6))
         trouble(fleet)
         fresh(fleet)
-    assert fleet.stopped is None
+    assert not fleet.stopped
 
 
 def test_no_snapshot_is_taken_while_a_device_is_refused():

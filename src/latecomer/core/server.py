@@ -25,7 +25,6 @@ from latecomer.core.messages import (
     Received,
     Send,
     ServingSettings,
-    Stop,
     Task,
     TimerExpired,
     TrainSpec,
@@ -111,6 +110,7 @@ class Server:
         self._initial, self._initial_parts = initial, deepcopy(self.parts.state())
         self._snapshots: list[tuple[int, Tensor]] = []
         self._snapshot_at = self._rollbacks = 0
+        self.stopped = ""  # why the run has to end
 
     def lineage_of(self, device: int) -> str:
         """The lineage whose model this device uses: its cluster assignment."""
@@ -381,7 +381,7 @@ class Server:
         set, and after `MAX_ROLLBACKS` in a row.
         """
         if getattr(self.strategy.merge, "keeps_model", False):
-            out.append(Stop(reason))
+            self.stopped = reason
             return
         version, params = self._snapshots.pop() if self._snapshots else (0, self._initial)
         self._rollbacks += 1
@@ -398,7 +398,7 @@ class Server:
             self.store.roll_back(params)
         out.append(RolledBack(self.store.commits, version, reason))
         if self.checks.stop or self._rollbacks > MAX_ROLLBACKS:
-            out.append(Stop(f"{reason}; the model was rolled back to version {version}"))
+            self.stopped = f"{reason}; the model was rolled back to version {version}"
 
     # Actions of parts.
 
@@ -541,7 +541,7 @@ class Server:
             "held_back": sorted(self._held_back),
             "void_before": self._void_before,
             "snapshots": list(self._snapshots),
-            "rollbacks": [self._snapshot_at, self._rollbacks],
+            "rollbacks": [self._snapshot_at, self._rollbacks, self.stopped],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -561,4 +561,4 @@ class Server:
         self._held_back = set(state["held_back"])
         self._void_before = state["void_before"]
         self._snapshots = [(version, params) for version, params in state["snapshots"]]
-        self._snapshot_at, self._rollbacks = state["rollbacks"]
+        self._snapshot_at, self._rollbacks, self.stopped = state["rollbacks"]

@@ -96,6 +96,8 @@ class DeploymentLoop:
         return reason
 
     def _reason_to_end(self, bounds: Bounds) -> str | None:
+        if self.server.stopped:
+            return self.server.stopped
         if bounds.virtual_seconds and self.now >= bounds.virtual_seconds:
             return "virtual_seconds"
         return bounds.reached(self.server)

@@ -166,6 +166,8 @@ class VirtualEngine:
         self._free_at = max(self._free_at, self.now) + self.costs.evaluate
 
     def _reason_to_end(self, bounds: Bounds) -> str | None:
+        if self.server.stopped:
+            return self.server.stopped
         if (done := bounds.reached(self.server)) is not None:
             return done
         if not self._heap:
