@@ -505,7 +505,7 @@ def test_a_run_that_gets_nowhere_fails(call: Call, tmp_path: Path) -> None:
     outcome = call("run", "../tiny.toml", *settings, "--out", "../out")
     assert outcome.code == 1
     assert outcome.err.count("\n") == 1
-    assert outcome.err.startswith("error: ../out: none of the last")
+    assert outcome.err.startswith("error: ../out: no update could be used: ")
     assert not (tmp_path / "out" / "summary.json").exists()
 
 

@@ -181,6 +181,19 @@ def test_roll_backs_in_a_row_are_counted_from_the_last_snapshot():
     assert not fleet.stopped
 
 
+def test_a_fleet_that_is_in_quarantine_as_a_whole_starts_anew():
+    """Some by probation, the others by strikes; otherwise no device would ever get a task."""
+    fleet = Fleet(checks=Checks(norm_ratio=0.5))
+    for device in range(6):
+        fleet.answer(device, 0.1)
+    assert fleet.found("rollback")
+    for _ in range(200):
+        if not fleet.tasks or fleet.stopped:
+            break
+        fleet.answer(next(iter(fleet.tasks)), 0.1)
+    assert fleet.stopped
+
+
 def test_no_snapshot_is_taken_while_a_device_is_refused():
     fleet = Fleet()
     fleet.accept(45, *range(6))

@@ -158,7 +158,11 @@ class Server:
                     self.parts.on_timer(event, self)
                 case Received(usable):
                     self._release_broadcasts(usable)
-        if trouble := self.checks.trouble(len(self._task_counts)):
+        trouble = self.checks.trouble(len(self._task_counts))
+        if trouble is None and 0 < len(self._task_counts) <= len(self._quarantined):
+            trouble = "all devices are in quarantine"
+            self.checks.reset()
+        if trouble is not None:
             self._roll_back(trouble, out)
         self._end_quarantines()
         for commit in self.strategy.merge.settle(self):

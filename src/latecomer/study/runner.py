@@ -197,6 +197,8 @@ class _Run:
                 )
             self._save()
             raise Interrupted(f"{done}; continue with `latecomer run --resume {self.folder}`")
+        if self.server.stopped and not self.server.accepted:
+            raise RunFailed(f"{self.folder}: no update could be used: {reason}")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(self._explained(reason))
