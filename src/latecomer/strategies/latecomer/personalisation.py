@@ -7,7 +7,7 @@ from torch import Tensor
 
 from latecomer.core.messages import Contribution, ServingSettings
 from latecomer.core.strategy import Action, Observer, ServerView
-from latecomer.strategies.latecomer.cached_aggregation import WEIGHT_CAP
+WEIGHT_CAP=10.0
 from latecomer.strategies.latecomer.calibration import MIN_ARRIVALS, Calibration, network_of
 from latecomer.strategies.latecomer.model_averaging import ModelAveraging
 from latecomer.strategies.parts.switch_off import switch_note

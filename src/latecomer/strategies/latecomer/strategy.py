@@ -16,6 +16,7 @@ from latecomer.core.messages import TrainSpec
 from latecomer.core.strategy import Observer, Strategy, no_compensation, same_lineage
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
 from latecomer.strategies.latecomer.calibration import Calibration
+from latecomer.strategies.latecomer.measured_step import MeasuredStep
 from latecomer.strategies.latecomer.mid_task_push import MidTaskPush
 from latecomer.strategies.latecomer.model_averaging import ModelAveraging
 from latecomer.strategies.latecomer.personalisation import Personalisation
@@ -64,7 +65,8 @@ class Advanced(BaseModel):
     norm_clip: NotNegative = 2.0
     age_discount: NotNegative = 0.5
     control_variate: Proportion = 1.0
-    trust_region: NotNegative = 0.3
+    max_gain: NotNegative = 30.0
+    correction: NotNegative = 0.3
     projection_damping: Proportion = 1.0
     exemption: NotNegative = 2.0
     interpolation: Proportion = 1.0
@@ -123,16 +125,7 @@ def latecomer(
         route=clustering or same_lineage,
         compensate=compensator or no_compensation,
         weigh=weigh,
-        merge=CachedAggregation(
-            share,
-            advanced.server_lr,
-            advanced.norm_clip,
-            advanced.age_discount,
-            advanced.control_variate,
-            advanced.trust_region,
-            advanced.projection_damping,
-            absent,
-        ),
+        merge=CachedAggregation(share, MeasuredStep(advanced.max_gain), absent),
         dispatch=ClusterDispatch(clustering, advanced.wait),
         observers=tuple(observers),
         prepare=_with_feedback_settings,
