@@ -44,7 +44,7 @@ class CachedUpdate:
 
 @portable
 @dataclass(slots=True, eq=False)
-class Cache:
+class LineageCache:
     """The cached updates of a lineage and their weighted sum."""
 
     updates: dict[int, CachedUpdate]
@@ -72,7 +72,7 @@ class CachedAggregation(Stateful):
         self, share: float, step: MeasuredStep, surrogates: Surrogates | None = None
     ) -> None:
         self.share, self.step, self.surrogates = share, step, surrogates
-        self._caches: dict[str, Cache] = {}
+        self._caches: dict[str, LineageCache] = {}
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
         lineage, device = contribution.lineage, contribution.task.device
@@ -88,14 +88,14 @@ class CachedAggregation(Stateful):
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
 
-    def _opened(self, lineage: str, view: ServerView) -> Cache:
+    def _opened(self, lineage: str, view: ServerView) -> LineageCache:
         head = view.store.head_params(lineage)
         total = torch.zeros_like(head, dtype=torch.float64)
-        cache = Cache({}, total, torch.zeros(1, dtype=torch.float64), {}, 0, 1)
+        cache = LineageCache({}, total, torch.zeros(1, dtype=torch.float64), {}, 0, 1)
         cache.members = self._count_members(lineage, cache, view)
         return cache
 
-    def _commit(self, lineage: str, cache: Cache, view: ServerView) -> Commit:
+    def _commit(self, lineage: str, cache: LineageCache, view: ServerView) -> Commit:
         head, arrived = view.store.head_params(lineage), list(cache.arrived.values())
         members = cache.members
         for each in self._caches.values():
@@ -118,18 +118,19 @@ class CachedAggregation(Stateful):
         self._forget(cache, fleet_pass, view)
         surrogates = self._renew(lineage, cache, fleet_pass, view)
         gain = 1.0 + signal * (self.step.advance(len(arrived) / members) - 1.0)
-        step = gain * len(arrived) / members
+        step = min(1.0, gain * len(arrived) / members)
         direction = _ratio(cache.total, cache.weight).to(head.dtype)
-        direction += CORRECTION * signal * _ratio(change, changed.to(head.dtype))
+        missing = 1.0 - _ratio(changed, cache.weight).to(head.dtype)
+        direction += CORRECTION * signal * missing * _ratio(change, changed.to(head.dtype))
         count, cache.arrived, cache.count = cache.count, {}, 0
         cache.members = self._count_members(lineage, cache, view)
         return Commit(lineage, torch.add(head, direction, alpha=step), count, surrogates)
 
     def _put(
-        self, cache: Cache, contribution: Contribution, factor: float, view: ServerView,
+        self, cache: LineageCache, contribution: Contribution, factor: float, view: ServerView,
         version: int | None = None,
     ) -> tuple[CachedUpdate | None, CachedUpdate]:
-        """Cache an update, clipped by `factor`; returns what it replaces, and itself."""
+        """LineageCache an update, clipped by `factor`; returns what it replaces, and itself."""
         device = contribution.task.device
         before = self._drop(device, cache)
         delta = contribution.delta if factor == 1.0 else factor * contribution.delta
@@ -140,7 +141,7 @@ class CachedAggregation(Stateful):
         cache.weight = _add_weight(cache.weight, after, after.weight, cache.total)
         return before, after
 
-    def _drop(self, device: int, cache: Cache) -> CachedUpdate | None:
+    def _drop(self, device: int, cache: LineageCache) -> CachedUpdate | None:
         """Remove a device from all caches; returns its cached update in `cache`."""
         found = None
         for each in self._caches.values():
@@ -151,14 +152,14 @@ class CachedAggregation(Stateful):
                 found = before if each is cache else found
         return found
 
-    def _count_members(self, lineage: str, cache: Cache, view: ServerView) -> int:
+    def _count_members(self, lineage: str, cache: LineageCache, view: ServerView) -> int:
         """Devices of the lineage that are idle, working, or have a cached update."""
         present = {*view.idle, *view.working}
         if len(view.store.lineages) > 1:
             present = {device for device in present if view.lineage_of(device) == lineage}
         return max(1, len(present | cache.updates.keys()))
 
-    def _forget(self, cache: Cache, fleet_pass: float, view: ServerView) -> None:
+    def _forget(self, cache: LineageCache, fleet_pass: float, view: ServerView) -> None:
         """Drop the cached updates of devices that have been absent for several fleet passes."""
         oldest = view.store.commits - FORGET_AFTER_PASSES * fleet_pass
         for device, cached in list(cache.updates.items()):
@@ -166,7 +167,7 @@ class CachedAggregation(Stateful):
             if absent and cached.version < oldest:
                 self._drop(device, cache)
 
-    def _renew(self, lineage: str, cache: Cache, fleet_pass: float, view: ServerView) -> int:
+    def _renew(self, lineage: str, cache: LineageCache, fleet_pass: float, view: ServerView) -> int:
         """Replace cached updates older than a fleet pass by surrogates; returns how many."""
         if self.surrogates is None:
             return 0
