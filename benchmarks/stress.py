@@ -337,8 +337,10 @@ def table(args: argparse.Namespace) -> None:
     gaps = accuracy.rsub(best, axis=0)
     learnt = best > 0.5
     print(f"{len(mean)} cells, {lines.seed.nunique()} seeds\n")
-    print("| method | mean gap | worst gap | worst gap where the best exceeds 0.5 | within 0.05 |"
-          " mean rank | mean drop | drop above 0.1 | CPU |")
+    print(
+        "| method | mean gap | worst gap | worst gap where the best exceeds 0.5 | within 0.05 |"
+        " mean rank | mean drop | drop above 0.1 | CPU |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     ranks = accuracy.rank(axis=1, ascending=False)
     calm = drop.drop(columns="latecomer", errors="ignore").min(axis=1) <= 0.1

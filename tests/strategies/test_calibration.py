@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from latecomer.strategies.latecomer.personalisation import Personalisation
 from torch import nn
 
 from commands import logged, sends
@@ -21,7 +22,6 @@ from latecomer.strategies.latecomer.calibration import (
     bias_shift,
     label_skew,
 )
-from latecomer.strategies.latecomer.personalisation import Personalisation
 from latecomer.strategies.parts.clustering import Clustering
 
 ALL = torch.ones(2, dtype=torch.float64)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from latecomer.strategies.latecomer.mid_task_push import MidTaskPush
 
 from commands import logged, sends
 from latecomer.core.messages import Arrived, Contribution, Joined, Left, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Observer, Split, Strategy
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
-from latecomer.strategies.latecomer.mid_task_push import MidTaskPush
 from latecomer.strategies.latecomer.strategy import latecomer
 
 

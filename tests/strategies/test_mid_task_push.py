@@ -1,12 +1,12 @@
 """Pushes of new models to stragglers while they train, as long as these use them."""
 
 import torch
+from latecomer.strategies.latecomer.mid_task_push import RECENT_ANSWERS, MidTaskPush
 
 from commands import logged, sends
 from latecomer.core.messages import Arrived, Broadcast, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
-from latecomer.strategies.latecomer.mid_task_push import RECENT_ANSWERS, MidTaskPush
 
 
 def answer(task, choice=0):

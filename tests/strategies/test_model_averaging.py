@@ -2,6 +2,12 @@
 
 import pytest
 import torch
+from latecomer.strategies.latecomer.model_averaging import (
+    WINDOW_PASSES,
+    ModelAveraging,
+    newest_weight,
+)
+from latecomer.strategies.latecomer.personalisation import Personalisation
 
 from commands import logged, sends
 from latecomer.core.codec import decode, encode
@@ -9,12 +15,6 @@ from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Commit, Strategy
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
-from latecomer.strategies.latecomer.model_averaging import (
-    WINDOW_PASSES,
-    ModelAveraging,
-    newest_weight,
-)
-from latecomer.strategies.latecomer.personalisation import Personalisation
 
 
 def test_weights_by_hand():

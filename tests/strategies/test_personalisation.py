@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from latecomer.strategies.latecomer.personalisation import Personalisation, dispersion
 
 from commands import logged, sends
 from latecomer.core.codec import decode, encode
@@ -10,7 +11,6 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
 from latecomer.strategies.latecomer.calibration import MIN_ARRIVALS, Calibration
-from latecomer.strategies.latecomer.personalisation import Personalisation, dispersion
 from latecomer.strategies.parts.clustering import Clustering
 
 

@@ -31,8 +31,9 @@ class TrainSpec:
     lr_scale: float = 1.0
     feedback: bool = False  # report how well the model fits the local data (device/feedback.py)
     hold_back: bool = True  # with `feedback`: examples used for evaluation are not trained on
-    # With `feedback`: factor on the label-shift correction of predictions behind "error"; 0 = off
-    prior_correction: float = 0.0
+    # With `feedback`: predictions behind "error" are corrected for the device's class prior
+    prior_correction: bool = False
+    report_shares: bool = False  # send the class shares of the local data as "share_0" ...
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the average with the device's earlier gradients; 0 = off
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise
@@ -49,14 +50,14 @@ class TrainSpec:
 class ServingSettings:
     """How a device personalises the model of a task (`device.personalisation`).
 
-    `interpolation`: largest share, 0 to 1, of the device's last update that is added to the model.
-    `prior_correction`: factor, 0 to 1, on the label-shift correction log(p_device / p_model) of
-    the logits. `class_prior`: p_model, one value per class; empty = uniform. `output_bias`: added
-    to the logits, one value per class; empty = zero.
+    `prior`: whether the logits are corrected for the device's class prior, by log(p_device /
+    p_model). `class_prior`: p_model, one value per class; empty = uniform. `finetune_epochs`: local
+    epochs on the device's training examples. `output_bias`: added to the logits, one value per
+    class; empty = zero.
     """
 
-    interpolation: float = 0.0
-    prior_correction: float = 0.0
+    prior: bool = False
+    finetune_epochs: int = 0
     class_prior: tuple[float, ...] = ()
     output_bias: tuple[float, ...] = ()
 

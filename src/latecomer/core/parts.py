@@ -10,12 +10,15 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from latecomer.core.strategy import Action, Observer, ServerView, Strategy
 from latecomer.errors import BadInput
 
+Value = TypeVar("Value")
+
 HOOKS = ("on_arrival", "on_contribution", "on_commit", "on_fork", "on_absorb", "on_timer", "act")
+FOLDS = ("deployed", "serving")  # hooks that get a value and return a new one
 SLOTS = ("route", "compensate", "weigh", "merge", "dispatch", "observers")
 # Attributes of these are data, not parts.
 DATA = ("builtins", "numpy", "torch", "collections", "array")
@@ -41,7 +44,7 @@ class Parts:
         for slot in SLOTS:
             self._find(slot, getattr(self.strategy, slot))
         found = self.by_path.values()
-        self.hooks = {name: [m for p in found if (m := _hook(p, name))] for name in HOOKS}
+        self.hooks = {n: [m for p in found if (m := _hook(p, n))] for n in (*HOOKS, *FOLDS)}
 
     @property
     def broadcasts(self) -> bool:
@@ -58,6 +61,12 @@ class Parts:
     on_fork = _calls("on_fork")
     on_absorb = _calls("on_absorb")
     on_timer = _calls("on_timer")
+
+    def folded(self, name: str, value: Value, *given: Any) -> Value:
+        """`value` after the hook `name` of every part."""
+        for hook in self.hooks[name]:
+            value = hook(value, *given)
+        return value
 
     def act(self, view: ServerView) -> Iterable[Action]:
         """The actions of all parts; each part sees the effects of those before it."""
@@ -94,7 +103,7 @@ class Parts:
             for place, each in items:
                 self._find(f"{path}.{place}", each)
         elif type(value).__module__.partition(".")[0] not in DATA:
-            if any(_hook(value, name) for name in (*HOOKS, "state")):
+            if any(_hook(value, name) for name in (*HOOKS, *FOLDS, "state")):
                 self.by_path[path] = value
             for name, each in getattr(value, "__dict__", {}).items():
                 self._find(f"{path}.{name}", each)

@@ -122,18 +122,14 @@ class Server:
 
     def model(self, lineage: str = MAIN) -> Tensor:
         """The parameters of a lineage to evaluate and save."""
-        lineage, serving = self.store.resolve(lineage), self.strategy.serving
-        return serving.deployed(lineage, self) if serving else self.store.head_params(lineage)
+        lineage = self.store.resolve(lineage)
+        head = self.store.head_params(lineage)
+        return self.parts.folded("deployed", head, lineage, self)
 
-    def model_on_devices(self, lineage: str = MAIN) -> Tensor:
-        """The parameters that a device sent the head has, before personalisation."""
-        lineage, serving = self.store.resolve(lineage), self.strategy.serving
-        return serving.on_devices(lineage, self) if serving else self.store.head_params(lineage)
-
-    def serving_settings(self, lineage: str) -> ServingSettings | None:
-        """Settings with which devices personalise the head of a lineage; None: they do not."""
-        serving = self.strategy.serving
-        return serving.settings(self.store.resolve(lineage), self) if serving else None
+    def serving_settings(self, lineage: str) -> ServingSettings:
+        """The settings with which devices use the head of a lineage between tasks."""
+        lineage = self.store.resolve(lineage)
+        return self.parts.folded("serving", ServingSettings(), lineage, self)
 
     def handle(self, *events: Event) -> list[Command]:
         """Process all events of one moment; returns what the engine has to do."""

@@ -1,6 +1,6 @@
 """The five slots of an algorithm and the hooks of its parts, with plain defaults."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -216,37 +216,17 @@ class Observer(Stateful):
     def on_timer(self, timer: TimerExpired, view: ServerView) -> None:
         """A timer set with `Later(seconds, TimerExpired(...))` has expired."""
 
+    def deployed(self, params: Tensor, lineage: str, view: ServerView) -> Tensor:
+        """The parameters to evaluate and save, made of the head of a lineage."""
+        return params
+
+    def serving(self, settings: ServingSettings, lineage: str, view: ServerView) -> ServingSettings:
+        """`settings` with what a device must know to use the head of a lineage between tasks."""
+        return settings
+
     def act(self, view: ServerView) -> Iterable[Action]:
         """Called once after all events of one moment, after the merge: actions and log lines."""
         return ()
-
-
-@runtime_checkable
-class Serving(Protocol):
-    """An observer that decides which parameters are deployed, and how devices personalise them.
-
-    `interpolation` is the largest share of its last local update that a device adds to the model,
-    `prior_correction` the strength of its label-shift correction (`device.personalisation`).
-    """
-
-    @property
-    def interpolation(self) -> float: ...
-    @property
-    def prior_correction(self) -> float: ...
-    def local_update(self, device: int) -> Tensor | None:
-        """The device's last delta, or None if it is unknown or private."""
-
-    def deployed(self, lineage: str, view: ServerView) -> Tensor:
-        """The parameters of a lineage to evaluate and save."""
-
-    def on_devices(self, lineage: str, view: ServerView) -> Tensor:
-        """The parameters of a lineage that a device has after it was sent the head."""
-
-    def settings(self, lineage: str, view: ServerView) -> ServingSettings:
-        """What a device must know to personalise the head of a lineage."""
-
-    def class_prior(self, devices: Sequence[int], classes: int) -> Tensor | None:
-        """The class shares that the model of these devices predicts on average."""
 
 
 # The plain defaults.
@@ -355,8 +335,3 @@ class Strategy:
     def compensates_later(self) -> bool:
         """Whether its compensation takes server time."""
         return isinstance(self.compensate, DelayedCompensation)
-
-    @property
-    def serving(self) -> Serving | None:
-        """The observer that decides about the deployed parameters, if there is one."""
-        return next((part for part in self.observers if isinstance(part, Serving)), None)

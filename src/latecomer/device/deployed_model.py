@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from latecomer.core.messages import ServingSettings
+from latecomer.core.messages import ServingSettings, TrainSpec
 from latecomer.device.disk import replace_file, unshared
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
@@ -21,7 +21,7 @@ from latecomer.device.personalisation import personalise
 from latecomer.errors import BadInput
 
 FILE = "model.safetensors"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,12 +39,12 @@ class DeployedModel:
 
 
 def save_deployed_model(
-    folder: Path, params: Tensor, update: Tensor | None, submodel: str, settings: ServingSettings
+    folder: Path, params: Tensor, submodel: str, settings: ServingSettings, spec: TrainSpec
 ) -> None:
-    """Store the model of a task, the delta of training it (or None) and the serving settings."""
-    document = {"format": FORMAT, "submodel": submodel, "settings": asdict(settings)}
-    tensors = {"params": params} | ({} if update is None else {"update": update})
-    replace_file(folder / FILE, save(unshared(tensors), {"model": json.dumps(document)}))
+    """Store the model of a task, the serving settings and the training program of the task."""
+    parts = {"submodel": submodel, "settings": asdict(settings), "spec": asdict(spec)}
+    metadata = {"model": json.dumps({"format": FORMAT, **parts})}
+    replace_file(folder / FILE, save(unshared({"params": params}), metadata))
 
 
 def load_deployed_model(
@@ -61,7 +61,7 @@ def load_deployed_model(
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            params = file.get_tensor("params")
         document = json.loads(metadata.get("model", '{"format": 1}'))
         if document["format"] != FORMAT:
             raise BadInput(
@@ -70,14 +70,14 @@ def load_deployed_model(
             )
         network = networks.named(document["submodel"])
         settings = ServingSettings(**{k: _frozen(v) for k, v in document["settings"].items()})
-        params = tensors["params"]
+        spec = TrainSpec(**document["spec"])
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path}: the model is damaged: {error}") from error
     if network is None or network.layout.size != params.numel():
         raise BadInput(f"{path}: the model of {params.numel():,} parameters is of another network")
-    found = personalise(network, params, settings, tensors.get("update"), x, y)
+    found = personalise(network, params, settings, spec, x, y)
     return DeployedModel(network, found.params, settings, found.output_bias)
 
 

@@ -6,22 +6,21 @@ Li et al. 2024 (EchoPFL), section 4.3.1.
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import ServingSettings
 from latecomer.device.flat import FlatModel
-from latecomer.device.personalisation import output_bias
+from latecomer.device.personalisation import prior_shift
 
 MAX_EXAMPLES_AT_ONCE = 4096  # in one forward pass
 
 
 @torch.no_grad()
 def feedback(
-    model: FlatModel, params: Tensor, x: Tensor, y: Tensor, prior_correction: float = 0.0
+    model: FlatModel, params: Tensor, x: Tensor, y: Tensor, prior_correction: bool = False
 ) -> dict[str, float]:
     """Metrics of the model at `params` on the examples (x, y).
 
     "feedback": chi-squared of the predicted against the actual label frequencies, times the mean
     variance of the soft labels (Eq. 3), which is small for an untrained model. "error": the share
-    of misclassified examples, after a label-shift correction by the factor `prior_correction`. Per
+    of misclassified examples, after a label-shift correction if `prior_correction`. Per
     class, "soft_0" ...: mean soft label p, "share_0" ...: label frequency, "sway_0" ...: mean of
     p (1 - p).
     """
@@ -31,8 +30,8 @@ def feedback(
     predicted, classes = soft.argmax(1), soft.shape[1]
     spread = soft.var(1, correction=0).mean().item()
     chi2 = chi_squared(frequencies(predicted, classes), frequencies(y, classes))
-    bias = output_bias(ServingSettings(prior_correction=prior_correction), y, classes)
-    wrong = ((logits + bias).argmax(1) != y).double().mean().item()
+    corrected = logits + prior_shift(y, classes) if prior_correction else logits
+    wrong = (corrected.argmax(1) != y).double().mean().item()
     found = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
     per_class = {
         "soft": soft.mean(0),

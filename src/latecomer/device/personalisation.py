@@ -1,25 +1,25 @@
-"""Personalisation of a model on a device, from the device's training examples and last update.
+"""Personalisation of a model on a device, from the device's training examples.
 
 Label-shift correction adds log(p_device / p_model) to the logits, where p_device are the class
-frequencies of the device and p_model those that the model predicts (Saerens et al. 2002).
-Interpolation adds a share of the device's last update to the parameters: the share with the fewest
-errors on the device's training examples. Nothing of it leaves the device.
+frequencies of the device and p_model those that the model was trained on (Saerens et al. 2002).
+Fine-tuning trains the model on the device's examples. Nothing of it leaves the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import ServingSettings
+from latecomer.core.messages import ServingSettings, TrainSpec
 from latecomer.device.flat import FlatModel
+from latecomer.device.training import local_update, plan_batches
 
 # Weights of the prior in examples, of which the one with the largest evidence is used.
 PRIOR_WEIGHTS = tuple(0.1 * 2.0**i for i in range(20))
 MIN_CLASS_PRIOR = 1e-3  # lower bound on every p_model before they are normalised
-SHARES = (0.0, 0.25, 0.5, 1.0)  # of `ServingSettings.interpolation`, compared by training errors
-MAX_EXAMPLES = 256  # training examples on which the shares are compared
+FINETUNE_SEED = 0
 
 
 class Personalised(NamedTuple):
@@ -29,37 +29,40 @@ class Personalised(NamedTuple):
     output_bias: Tensor
 
 
-@torch.no_grad()
 def personalise(
     network: FlatModel,
     params: Tensor,
     settings: ServingSettings,
-    update: Tensor | None,
+    spec: TrainSpec,
     x: Tensor,
     y: Tensor,
 ) -> Personalised:
     """The model `params` as a device with the training examples (x, y) uses it.
 
-    `update` is the delta of the device's last training, None if it has none.
+    Fine-tuning follows the training program `spec` for `settings.finetune_epochs`, in a fixed
+    order of examples.
     """
     bias = output_bias(settings, y, network.num_classes)
-    if not settings.interpolation:
-        return Personalised(params, bias)
-    errors = training_errors(network.logits, x, y, bias)
-    return Personalised(interpolated(params, update, settings.interpolation, errors), bias)
+    if settings.finetune_epochs and len(y):
+        spec = replace(
+            spec, local_epochs=settings.finetune_epochs, last_layer_only=False, prox=0.0, clip=0.0
+        )
+        rng = torch.Generator().manual_seed(FINETUNE_SEED)
+        params = local_update(network, params, x, y, spec, plan_batches(len(y), spec, rng))
+    return Personalised(params, bias)
 
 
 def output_bias(settings: ServingSettings, labels: Tensor, num_classes: int) -> Tensor:
-    """`settings.output_bias` + `settings.prior_correction` * log(p_device / p_model), per class.
+    """`settings.output_bias`, plus log(p_device / p_model) with `settings.prior`, per class.
 
     A class prior or output bias of another number of classes is ignored.
     """
     bias = _per_class(settings.output_bias, num_classes, torch.float32)
     found = torch.zeros(num_classes) if bias is None else bias
-    if not settings.prior_correction:
+    if not settings.prior:
         return found
     prior = _per_class(settings.class_prior, num_classes, torch.float64)
-    return found + settings.prior_correction * prior_shift(labels, num_classes, prior)
+    return found + prior_shift(labels, num_classes, prior)
 
 
 def prior_shift(labels: Tensor, num_classes: int, class_prior: Tensor | None = None) -> Tensor:
@@ -87,36 +90,6 @@ def _evidence(counts: Tensor, priors: Tensor) -> Tensor:
 
 def _per_class(values: Sequence[float], num_classes: int, dtype: torch.dtype) -> Tensor | None:
     return torch.tensor(values, dtype=dtype) if len(values) == num_classes else None
-
-
-def interpolated(
-    params: Tensor, update: Tensor | None, interpolation: float, errors: Callable[[Tensor], int]
-) -> Tensor:
-    """params + s * interpolation * update for the s of `SHARES` with the fewest `errors`.
-
-    The smallest s wins a tie. Without an update of the same size, `params` itself.
-    """
-    if update is None or update.numel() != params.numel():
-        return params
-    found = [torch.add(params, update, alpha=s * interpolation) if s else params for s in SHARES]
-    return min(found, key=errors)
-
-
-def training_errors(
-    logits: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, bias: Tensor
-) -> Callable[[Tensor], int]:
-    """The number of misclassified training examples as a function of the parameters.
-
-    It counts on a fixed subsample of `MAX_EXAMPLES`. An output that is not finite is an error.
-    """
-    x, y = subsample(x, y, MAX_EXAMPLES)
-
-    def errors(params: Tensor) -> int:
-        outputs = logits(params, x) + bias
-        right = (outputs.argmax(1) == y) & outputs.isfinite().all(1)
-        return len(y) - int(right.sum())
-
-    return errors
 
 
 def subsample(x: Tensor, y: Tensor, max_examples: int) -> tuple[Tensor, Tensor]:

@@ -177,17 +177,17 @@ class Agent:
         return encode_update(update, key, base)
 
     def _store_model(self, task: Task, update: Update, settings: ServingSettings) -> None:
-        """Store the model to be used until the next task, with the update to interpolate with.
+        """Store the model to be used until the next task.
 
-        A noised update is not stored. Class prior and output bias belong to the task's own model
-        and are left out if training started from an offer.
+        Class prior and output bias belong to the task's own model and are left out if training
+        started from an offer.
         """
         params = task.chosen(update.choice).params
         if 0 < update.choice <= len(task.offers):
             settings = replace(settings, class_prior=(), output_bias=())
-        delta = update.delta if settings.interpolation and self.privacy is None else None
+        name = name_of(task.submodel)
         try:
-            save_deployed_model(self.disk.folder, params, delta, name_of(task.submodel), settings)
+            save_deployed_model(self.disk.folder, params, name, settings, task.spec)
         except OSError as error:
             log.warning("the deployed model could not be stored: %s", error)
 

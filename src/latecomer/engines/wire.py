@@ -22,6 +22,7 @@ from latecomer.core.submodel import Submodel, name_of
 
 FLOAT32 = "float32"
 MAX_HEADER = 256  # bytes before the values of an .npy file
+MAX_FINETUNE_EPOCHS = 100  # that a server may ask a device for
 MAX_METRICS = 10_000
 MAX_NAME = 200  # of a metric, a device, a sub-model or a key
 
@@ -283,6 +284,8 @@ def _like(default: Any, value: Any, name: str) -> Any:
 def _serving(entries: Mapping[str, Any]) -> ServingSettings | None:
     """Settings for inference between tasks; None if the server sent none."""
     found = _section(ServingSettings, "serving", entries)
+    if not 0 <= found.get("finetune_epochs", 0) <= MAX_FINETUNE_EPOCHS:
+        raise InvalidPayload(f"serving.finetune_epochs must be 0 to {MAX_FINETUNE_EPOCHS}")
     return ServingSettings(**found) if found else None
 
 

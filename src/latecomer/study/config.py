@@ -205,6 +205,13 @@ class EngineConfig(Section):
     memory_mb: float = Field(512.0, gt=0)
 
 
+class PersonaliseConfig(Section):
+    """How devices use the model, with any strategy; it changes local test accuracy only."""
+
+    prior: bool = False
+    finetune_epochs: int = Field(0, ge=0, le=100)
+
+
 class StopConfig(Section):
     updates: int = Field(0, ge=0)
     epochs: int = Field(0, ge=0)
@@ -265,6 +272,7 @@ class Config(Section):
     strategy: StrategyConfig = StrategyConfig()
     submodels: SubmodelsConfig = SubmodelsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    personalise: PersonaliseConfig = PersonaliseConfig()
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     stop: StopConfig = StopConfig()

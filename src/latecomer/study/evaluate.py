@@ -13,7 +13,6 @@ from torch import Tensor
 
 from latecomer.core.messages import ServingSettings
 from latecomer.core.server import Server
-from latecomer.core.strategy import Serving
 from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
@@ -72,51 +71,37 @@ class Evaluator:
         for (lineage, _), devices in groups.items():
             tests = [self.experiment.data.test_of(device, time) for device in devices]
             submodel = server.submodel_of(devices[0])
-            params = take(server.model_on_devices(lineage), submodel)
-            outputs = self._local_logits(
-                server.strategy.serving, self._network(submodel), params, devices, tests, time
-            )
+            params = take(server.store.head_params(lineage), submodel)
+            settings, network = server.serving_settings(lineage), self._network(submodel)
+            outputs = self._local_logits(network, params, settings, devices, tests, time)
             for device, test, logits in zip(devices, tests, outputs, strict=True):
                 found[device] = scores(confusion(test.y, logits.argmax(1), classes), 0.0)
         return over_devices(found, self.experiment.fleet.late)
 
     def _local_logits(
         self,
-        personalisation: Serving | None,
         network: FlatModel,
         params: Tensor,
+        settings: ServingSettings,
         devices: Sequence[int],
         tests: Sequence[Examples],
         time: float,
     ) -> Iterator[Tensor]:
         """The logits of each device's personalised model on its test part.
 
-        Devices with the same parameters share one forward pass.
+        Without fine-tuning devices share one forward pass.
         """
-        settings = self._settings(personalisation, devices)
-        if not settings.interpolation:
+        if not settings.finetune_epochs:
             logits = _logits(network, params, torch.cat([test.x for test in tests]))
             shared = torch.split(logits, [len(test.y) for test in tests])
-        if personalisation is None:
-            yield from shared
-            return
+        spec = self.experiment.strategy.prepare(self.experiment.spec)
         for i, (device, test) in enumerate(zip(devices, tests, strict=True)):
             train = self.experiment.data.train_of(device, time)
-            update = personalisation.local_update(device)
-            model = personalise(network, params, settings, update, train.x, train.y)
-            logits = _logits(network, model.params, test.x) if settings.interpolation else shared[i]
+            with torch.enable_grad():
+                model = personalise(network, params, settings, spec, train.x, train.y)
+            tuned = settings.finetune_epochs > 0
+            logits = _logits(network, model.params, test.x) if tuned else shared[i]
             yield logits + model.output_bias
-
-    def _settings(self, personalisation: Serving | None, devices: Sequence[int]) -> ServingSettings:
-        """The serving settings of these devices; the output bias is in the parameters already."""
-        if personalisation is None:
-            return ServingSettings()
-        prior = personalisation.class_prior(devices, self.experiment.federation.num_classes)
-        return ServingSettings(
-            personalisation.interpolation,
-            personalisation.prior_correction,
-            () if prior is None else tuple(prior.tolist()),
-        )
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
         """The logits of every model on the same examples, several models per forward pass."""

@@ -33,6 +33,7 @@ from latecomer.fleet.late import choose_late, lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.submodel_widths import widths_by_speed
 from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
+from latecomer.strategies.parts.personalisation import personalised
 from latecomer.strategies.parts.submodel_levels import (
     SubmodelFitting,
     declared_levels,
@@ -70,7 +71,9 @@ class Experiment:
         self.model: FlatModel = self.networks.whole
         self.spec = training_spec(config)
         self.fleet = self._fleet(config)
-        self.strategy = self._with_submodels(self.recipe.make(options), config)
+        strategy = self._with_submodels(self.recipe.make(options), config)
+        personalise = config.personalise
+        self.strategy = personalised(strategy, personalise.prior, personalise.finetune_epochs)
         self.resolution = Resolution(
             config,
             self.recipe,

@@ -10,6 +10,7 @@ Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): the mean change of 
 have just arrived is the variance-reduced correction. The step is measured (`measured_step`).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -54,6 +55,7 @@ class LineageCache:
     count: int  # updates since the last commit
     members: int  # devices at the last commit
 
+
 class CachedAggregation(Stateful):
     """Merge: after `share` * members devices have reported, commit with the mean of the cache.
 
@@ -81,9 +83,8 @@ class CachedAggregation(Stateful):
             cache = self._caches[lineage] = self._opened(lineage, view)
         cache.arrived[device] = contribution
         cache.count += 1
-        if len(cache.arrived) < min(cache.members, max(MIN_ARRIVALS, quota(self.share, cache.members))):
-            return None
-        return self._commit(lineage, cache, view)
+        needed = min(cache.members, max(MIN_ARRIVALS, quota(self.share, cache.members)))
+        return self._commit(lineage, cache, view) if len(cache.arrived) >= needed else None
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
@@ -127,7 +128,11 @@ class CachedAggregation(Stateful):
         return Commit(lineage, torch.add(head, direction, alpha=step), count, surrogates)
 
     def _put(
-        self, cache: LineageCache, contribution: Contribution, factor: float, view: ServerView,
+        self,
+        cache: LineageCache,
+        contribution: Contribution,
+        factor: float,
+        view: ServerView,
         version: int | None = None,
     ) -> tuple[CachedUpdate | None, CachedUpdate]:
         """LineageCache an update, clipped by `factor`; returns what it replaces, and itself."""
@@ -193,8 +198,7 @@ def signal_share(rms: float, update: Update) -> float:
 
 
 def _rms(delta: Tensor) -> float:
-    norm: float = delta.norm().item()
-    return norm / max(1, delta.numel()) ** 0.5
+    return float(delta.norm()) / math.sqrt(max(1, delta.numel()))
 
 
 def _add_weight(weights: Tensor, cached: CachedUpdate, weight: float, like: Tensor) -> Tensor:

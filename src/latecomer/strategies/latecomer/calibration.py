@@ -7,14 +7,14 @@ in their data and the model's mean prediction; one Newton step on the output bia
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Contribution
+from latecomer.core.messages import Contribution, ServingSettings
 from latecomer.core.strategy import Action, Observer, ServerView
 from latecomer.device.flat import FlatModel
 from latecomer.strategies.latecomer.cached_aggregation import FORGET_AFTER_PASSES
@@ -56,6 +56,7 @@ class Calibration(Observer):
         self._contributions, self._since = 0, 0
         # device -> lineage and version of its last report, and the contribution it came with
         self._reported: dict[int, tuple[str, int, int]] = {}
+        self._shifts: dict[str, tuple[int, Tensor | None]] = {}  # by lineage, as of a commit
         self._skew: Tensor | None = None  # label-skew index of calibrated classes, 0 of others
 
     def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
@@ -66,7 +67,7 @@ class Calibration(Observer):
         if "share_0" in update.metrics:
             self._reported[task.device] = (task.lineage, task.version, self._contributions)
 
-    def calibrated(self, params: Tensor, lineage: str, view: ServerView) -> Tensor:
+    def deployed(self, params: Tensor, lineage: str, view: ServerView) -> Tensor:
         """`params` with the correction added to the output bias, if the network has one."""
         shift = self.shift(lineage, view)
         if shift is None:
@@ -75,22 +76,22 @@ class Calibration(Observer):
         moved[_bias(view)] += shift.to(params.dtype)
         return moved
 
+    def serving(self, settings: ServingSettings, lineage: str, view: ServerView) -> ServingSettings:
+        shift = self.shift(lineage, view)
+        return settings if shift is None else replace(settings, output_bias=tuple(shift.tolist()))
+
     def shift(self, lineage: str, view: ServerView) -> Tensor | None:
         """The correction of the output bias of a lineage, in nats; None for no correction."""
         if self._skew is None or _bias(view) is None:
             return None
-        reports = self._reports(view, lineage)
-        return bias_shift(reports, self.strength * self._skew) if len(reports) > 1 else None
-
-    def class_prior(self, devices: Sequence[int], classes: int) -> Tensor | None:
-        """The class shares that the calibrated model predicts on average on these devices."""
-        reported = self.clustering.label_statistics(devices, classes).values()
-        if self._skew is None or not reported:
-            return self.clustering.mean_prediction(devices, classes)
-        mean, share, _ = (torch.stack(values).mean(0) for values in zip(*reported, strict=True))
-        found = torch.lerp(mean, share, self.strength * self._skew)
-        total = found.sum()
-        return found / total if total > 0 else mean
+        # Every task asks for it, and it takes a pass over all devices.
+        known = self._shifts.get(lineage)
+        if known is None or known[0] != view.store.commits:
+            reports = self._reports(view, lineage)
+            skew = self.strength * self._skew
+            shift = bias_shift(reports, skew) if len(reports) > 1 else None
+            known = self._shifts[lineage] = (view.store.commits, shift)
+        return known[1]
 
     def _reports(self, view: ServerView, lineage: str | None = None) -> list[LabelReport]:
         """The devices' reports about the model of a lineage, or about any.

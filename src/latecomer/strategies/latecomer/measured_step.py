@@ -1,4 +1,4 @@
-"""The server step, measured: how much a device's update changes when the model it was sent has moved.
+"""The server step, from how much a device's update changes when the model has moved.
 
     L = sqrt( sum |delta - delta'|^2 / sum |base - base'|^2 )
 
@@ -9,6 +9,7 @@ directions (small rates), and many mean updates per fleet pass are safe.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,13 +17,11 @@ from torch import Tensor
 
 from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import ServerView, Stateful
+from latecomer.core.strategy import Stateful
 from latecomer.core.submodel import name_of
-from dataclasses import dataclass
 
 COORDINATES = 1024  # random coordinates of bases and deltas on which L is measured
-GAIN = 2.0  # gain * L
-MAX_GAIN = 30.0
+SAFE = 2.0  # largest gain * L
 FIRST_GAIN = 2.0
 MAX_GROWTH = 3.0  # factor per fleet pass
 COORDINATE_STREAM = 0x57E9
@@ -44,9 +43,8 @@ class MeasuredStep(Stateful):
 
     kept = ("gain", "_visits", "_changes", "_moves")
 
-    def __init__(self, max_gain: float = MAX_GAIN) -> None:
-        self.max_gain = max_gain
-        self.gain = min(FIRST_GAIN, max_gain)
+    def __init__(self) -> None:
+        self.gain = FIRST_GAIN
         self._visits: dict[int, Visit] = {}  # by device
         self._changes, self._moves = 0.0, 0.0  # the two sums of L^2, with forgetting
         self._coordinates: dict[int, Tensor] = {}  # by number of parameters
@@ -72,11 +70,15 @@ class MeasuredStep(Stateful):
         self._moves = keep * self._moves + move
 
     def advance(self, passes: float) -> float:
-        """The gain for a commit after `passes` of a fleet pass."""
+        """The gain for a commit after `passes` of a fleet pass: 2 / L, at least 1.
+
+        It grows at most threefold per fleet pass, and no further than one mean update per commit.
+        """
         if self._moves > 0:
             lipschitz = math.sqrt(self._changes / self._moves)
-            safe = GAIN / lipschitz if lipschitz > 0 else self.max_gain
-            self.gain = min(self.max_gain, max(1.0, min(safe, self.gain * MAX_GROWTH**passes)))
+            safe = SAFE / lipschitz if lipschitz > 0 else math.inf
+            self.gain = min(safe, self.gain * MAX_GROWTH**passes, 1.0 / passes)
+        self.gain = max(1.0, self.gain)
         return self.gain
 
     def _measured(self, parameters: int, seed: int) -> Tensor:

@@ -334,12 +334,6 @@ class Clustering(Observer):
 
     # What devices have reported.
 
-    def mean_prediction(self, devices: Iterable[int], classes: int) -> Tensor | None:
-        """The model's mean soft label over these devices, of those that have reported theirs."""
-        known = [m.mean_prediction for d in devices if (m := self._members.get(d))]
-        found = [mean for mean in known if mean is not None and len(mean) == classes]
-        return torch.stack(found).mean(0) if found else None
-
     def label_statistics(
         self, devices: Iterable[int], classes: int
     ) -> dict[int, tuple[Tensor, ...]]:
@@ -353,11 +347,6 @@ class Clustering(Observer):
             if member.class_share is not None and member.variance is not None:
                 found[device] = (mean, member.class_share, member.variance)
         return found
-
-    def errors(self, devices: Iterable[int]) -> dict[int, float]:
-        """Device -> the error rate it last reported; only with `passes`, and without sub-models."""
-        recent = {d: m.recent_errors for d in devices if (m := self._members.get(d))}
-        return {d: last[-1] for d, last in recent.items() if last and 0 <= last[-1] <= 1}
 
 
 def _vector(values: Sequence[float]) -> Tensor:

@@ -42,35 +42,16 @@ class OneLineageEach:
         return [Assignment(device, f"device-{device}") for device in list(view.idle)]
 
 
-class ClusterDispatch(Stateful):
-    """Dispatch: idle devices get the head of their lineage, with `clustering` as it assigns them.
+class ClusterDispatch:
+    """Dispatch: idle devices get the head of their lineage, as `clustering` assigns them."""
 
-    With `wait` an idle device gets a task only if the head is newer than its last one, or if no
-    device of its lineage is working.
-    """
-
-    kept = ("_sent",)
-
-    def __init__(self, clustering: Clustering | None = None, wait: bool = False) -> None:
-        self.clustering, self.wait = clustering, wait
-        self._sent: dict[int, int] = {}  # device -> the version of its last task, with `wait`
+    def __init__(self, clustering: Clustering | None = None) -> None:
+        self.clustering = clustering
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
-        devices = self._ready(view) if self.wait else list(view.idle)
         if self.clustering is None:
-            return [Assignment(device, view.lineage_of(device)) for device in devices]
+            return [Assignment(device, view.lineage_of(device)) for device in view.idle]
         return [
             self.clustering.assignment(device, view.tasks_given + place, view)
-            for place, device in enumerate(devices)
+            for place, device in enumerate(list(view.idle))
         ]
-
-    def _ready(self, view: ServerView) -> list[int]:
-        busy = {view.lineage_of(device) for device in view.working}
-        heads = {device: view.store.head(view.lineage_of(device)) for device in view.idle}
-        ready = [
-            device
-            for device, head in heads.items()
-            if self._sent.get(device) != head or view.lineage_of(device) not in busy
-        ]
-        self._sent |= {device: heads[device] for device in ready}
-        return ready
