@@ -28,6 +28,7 @@ from latecomer.strategies.parts.quota import quota
 
 MIN_ARRIVALS = 3  # devices per commit, if the lineage has as many
 NORM_CLIP = 2.0  # times the median norm of the updates of a commit
+AGE_DISCOUNT = 0.5  # exponent of 1 + staleness in fleet passes
 CORRECTION = 0.3  # share of the variance-reduced correction: 0 is MIFA, 1 is CA2FL
 FORGET_AFTER_PASSES = 3  # fleet passes after which the cached update of an absent device is dropped
 
@@ -62,7 +63,8 @@ class CachedAggregation(Stateful):
         w <- w + gain * (devices reported) / members * (mean of the cache + 0.3 * mean change)
 
     The mean change is that of the devices that reported, against their previous update. `step`
-    gives the gain. Updates are clipped to twice the median norm of those they arrive with.
+    gives the gain. Updates are clipped to twice the median norm of those they arrive with, and
+    multiplied by (1 + staleness in fleet passes)^-0.5 without a change of their weight.
     Members are the devices of the lineage that are idle, working or cached. `surrogates` replace
     cached updates older than a fleet pass. Known privacy noise scales the gain above 1 and the
     correction by the median share of an update's squared norm that is not noise.
@@ -108,6 +110,7 @@ class CachedAggregation(Stateful):
         changed = torch.zeros_like(cache.weight)
         for contribution, norm in zip(arrived, norms, strict=True):
             factor = limit / norm if norm > limit else 1.0
+            factor *= (1.0 + contribution.staleness * len(arrived) / members) ** -AGE_DISCOUNT
             self.step.record(contribution, factor, members, view.seed)
             before, after = self._put(cache, contribution, factor, view)
             if before is not None and name_of(before.submodel) == name_of(after.submodel):
