@@ -62,11 +62,8 @@ def toy_fleet(devices: int = 5, **profile: float) -> Fleet:
 
 def quick_options(strategy: str, options: dict) -> dict:
     """The options, with little inversion effort where the strategy inverts."""
-    if strategy.startswith("feddc"):
+    if strategy.startswith("feddc") or strategy == "latecomer":
         return {**QUICK, "server_gflops": 1e-6, **options}
-    if strategy == "latecomer":
-        advanced = {**QUICK, **options.get("advanced", {})}
-        return {"server_gflops": 1e-6, **options, "advanced": advanced}
     return options
 
 

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,22 +15,14 @@ from latecomer.strategies.parts.flower_rounds import FlowerStrategy, from_flower
 
 Build = Callable[..., Strategy]
 
-# Options of earlier versions, by strategy: the new name of each.
+# Options of earlier versions, by strategy: the new name of each; with a dot, a key of the config.
 RENAMED = {
     "latecomer": {
-        "step": "advanced.server_lr",
-        "clip": "advanced.norm_clip",
-        "fade": "advanced.age_discount",
-        "lead": "advanced.control_variate",
-        "reach": "advanced.trust_region",
-        "place": "advanced.projection_damping",
         "repair": "compensate",
-        "spare": "advanced.exemption",
         "stand_in": "surrogates",
-        "broadcast": "push",
-        "keep": "advanced.interpolation",
-        "mix": "advanced.prior_correction",
-        "average": "advanced.averaging",
+        "keep": "personalise.finetune_epochs",
+        "mix": "personalise.prior",
+        "personalise": "personalise.prior",
     },
     "feddc": {"stand_in": "surrogates", "keep": "mask"},
     "feddc-fedasync": {"keep": "mask"},
@@ -137,7 +129,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
     parameters = inspect.signature(found.build, eval_str=True).parameters
     for key in options:
         if key not in parameters:
-            raise _no_such_option(found.name, "", key, parameters)
+            raise _no_such_option(found.name, key, parameters)
     fields: dict[str, Any] = {
         key: (
             Any if p.annotation is inspect.Parameter.empty else p.annotation,
@@ -155,30 +147,15 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
         return dict(model(**options))
     except ValidationError as error:
         first = error.errors()[0]
-        table, *rest = (str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise _no_such_option(found.name, table, rest[-1], parameters) from error
-        key = ".".join((table, *rest))
+        key = ".".join(str(part) for part in first["loc"])
         message = f"strategy.{key}: {first.get('input')!r}: {first['msg']}"
         raise BadInput(message) from error
 
 
-def _no_such_option(
-    strategy: str, table: str, key: str, parameters: Mapping[str, inspect.Parameter]
-) -> BadInput:
-    """One line with the option's new name, its place in another table, or the nearest known one."""
-    tables = {"": list(parameters)} | {
-        name: list(p.annotation.model_fields)
-        for name, p in parameters.items()
-        if hasattr(p.annotation, "model_fields")
-    }
-    places = [_dotted(name, key) for name, options in tables.items() if key in options]
-    new = RENAMED.get(strategy, {}).get(key) or next(iter(places), None)
-    hint = f"; it is now strategy.{new}" if new else did_you_mean(key, ["name", *tables[table]])
-    listed = ", ".join(tables[table]) or "none"
-    name = _dotted(table, key)
-    return BadInput(f"strategy.{name}: {strategy} has no such option{hint} (options: {listed})")
-
-
-def _dotted(table: str, key: str) -> str:
-    return f"{table}.{key}" if table else key
+def _no_such_option(strategy: str, key: str, known: Collection[str]) -> BadInput:
+    """One line with the option's new name, or the nearest known one."""
+    new = RENAMED.get(strategy, {}).get(key)
+    place = new if new and "." in new else f"strategy.{new}"
+    hint = f"; it is now {place}" if new else did_you_mean(key, ["name", *known])
+    listed = ", ".join(known) or "none"
+    return BadInput(f"strategy.{key}: {strategy} has no such option{hint} (options: {listed})")

@@ -27,7 +27,6 @@ from latecomer.strategies.parts.switch_off import SwitchOff
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
-SAMPLES, ITERATIONS = 32, 40  # examples and optimiser steps of an inversion
 MIN_RATIO = 5.0  # an update is late if it is this many times as stale as the mean
 # After compensation has ended, updates this many times as stale as the validated ones are still
 # compensated.
@@ -50,6 +49,8 @@ def latecomer(
     surrogates: bool = True,
     calibrate: Proportion = 1.0,
     server_gflops: NotNegative = 10.0,
+    samples: Count = 32,
+    iterations: Count = 40,
     save_estimates: bool = True,
 ) -> Strategy:
     """Options:
@@ -61,10 +62,13 @@ def latecomer(
         estimate; needs `compensate`.
     calibrate: strength of the output-bias calibration for classes that few devices hold.
     server_gflops: speed of the server, for the virtual time of inversions; 0: they take none.
+    samples: examples per inversion.
+    iterations: optimiser steps per inversion.
     save_estimates: keep inverted examples in checkpoints; without, a resume starts inversions cold.
     """
     weigh = by_examples()
-    compensator = _compensator(server_gflops, save_estimates) if compensate else None
+    effort = Effort(samples, iterations=iterations)
+    compensator = _compensator(effort, server_gflops, save_estimates) if compensate else None
     absent = SurrogateUpdates(compensator, weigh) if compensator and surrogates else None
     # Calibration uses the reports of devices that clustering keeps.
     clustering = _clustering(clusters) if clusters > 1 or calibrate else None
@@ -82,9 +86,9 @@ def latecomer(
     )
 
 
-def _compensator(gflops: float, save_estimates: bool) -> InversionCompensator:
+def _compensator(effort: Effort, gflops: float, save_estimates: bool) -> InversionCompensator:
     return InversionCompensator(
-        Effort(SAMPLES, iterations=ITERATIONS),
+        effort,
         switch=SwitchOff(exemption=EXEMPTION),
         min_ratio=MIN_RATIO,
         gflops=gflops,
