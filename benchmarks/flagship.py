@@ -69,18 +69,7 @@ OFF: dict[str, dict[str, Any]] = {
     "no compensation": {"compensate": False},
     "no surrogates": {"surrogates": False},
     "one cluster": {"clusters": 1},
-    "no mid-task push": {"push": False},
-    "no variance reduction": {"advanced": {"control_variate": 0.0}},
-    "no age discount": {"advanced": {"age_discount": 0.0}},
-    "no norm clipping": {"advanced": {"norm_clip": 0.0}},
-    "no trust region": {"advanced": {"trust_region": 0.0}},
-    "no projection damping": {"advanced": {"projection_damping": 0.0}},
-    "no exemption": {"advanced": {"exemption": 0.0}},
-    "no interpolation": {"advanced": {"interpolation": 0.0}},
-    "no prior correction": {"advanced": {"prior_correction": 0.0}},
     "no calibration": {"calibrate": 0.0},
-    "quorum": {"share": 0.7, "advanced": {"wait": True}},
-    "every arrival": {"share": 0.0},
 }
 # Methods drawn by --charts.
 DRAWN = ("latecomer", "ca2fl", "feddc", "fedbuff", "asyncfeded", "semi-async", "fedasync", "fedavg")
@@ -89,8 +78,7 @@ COLUMNS = {
     "accuracy_affected": "late-class accuracy",
     "client_accuracy": "local test accuracy",
 }
-# Baselines do not personalise models; neither does the second of ours.
-OURS = {"latecomer": {}, "no personalisation": {"personalise": False}}
+OURS: dict[str, dict[str, Any]] = {"latecomer": {}}
 
 
 @dataclass(frozen=True)
@@ -185,7 +173,6 @@ SCENARIOS = {
         rates=(0.01, 0.03, 0.1),
         target=0.6,
         names=(*BEST_OF_FAMILY, "dp-fedasync", "privaasyncfed"),
-        ours=OURS | {"no averaging": {"advanced": {"averaging": False}}},
         settings={
             "privacy.epsilon": 10.0,
             "privacy.mode": "whole-run",
