@@ -6,254 +6,199 @@ import pytest
 import torch
 
 from commands import logged, sends
-from latecomer.core.messages import (
-    Arrived,
-    Contribution,
-    Failed,
-    Joined,
-    Left,
-    TrainSpec,
-    Update,
-)
+from latecomer.core.codec import decode, encode
+from latecomer.core.messages import Arrived, Contribution, Failed, Joined, Left, TrainSpec, Update
 from latecomer.core.server import Server
-from latecomer.core.strategy import Strategy
+from latecomer.core.strategy import Strategy, no_compensation
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.latecomer.cached_aggregation import (
-    WEIGHT_CAP,
+    AGE_DISCOUNT,
+    CORRECTION,
     CachedAggregation,
-    CachedUpdate,
-    corrected,
-    noise_aware_weight,
-    position_along,
-    remaining,
-    rms_of,
     signal_share,
-    stepped,
 )
+from latecomer.strategies.latecomer.measured_step import MeasuredStep
 from latecomer.strategies.parts.weighting import by_examples
+from toy import toy_strategy
 
 FIRST = Submodel("first", torch.tensor([0]))
+
+
+class FixedStep(MeasuredStep):
+    """A gain that does not change."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.gain = gain
+
+    def advance(self, passes):
+        return self.gain
+
+
+def not_stale(contribution, view):
+    return replace(contribution, staleness=0)
+
+
+def begun(devices, share=0.0, gain=1.0, size=1, submodels=(), merge=None, compensate=not_stale):
+    """A server over cached updates with these devices, and their first tasks by device."""
+    merge = merge or CachedAggregation(share, FixedStep(gain))
+    strategy = Strategy(compensate=compensate, weigh=by_examples(), merge=merge)
+    server = Server(torch.zeros(size), strategy, TrainSpec())
+    parts = [*submodels, *[None] * (devices - len(submodels))]
+    return server, by_device(server.handle(*map(Joined, range(devices), parts)))
+
+
+def by_device(commands):
+    return {task.device: task for task in sends(commands)}
 
 
 def answer(task, *delta, examples=1, noise=0.0):
     return Arrived(task.device, Update(task.id, torch.tensor(delta), examples, noise_std=noise))
 
 
-def begun(devices, share=1.0, server_lr=1.0, start=0.0, **options):
-    """A server over cached updates with these devices, and their first tasks."""
-    merge = CachedAggregation(share, server_lr, norm_clip=0.0, **options)
-    strategy = Strategy(weigh=by_examples(), merge=merge)
-    server = Server(torch.tensor([start]), strategy, TrainSpec())
-    return server, *sends(server.handle(*map(Joined, range(devices))))
+def report(server, tasks, deltas, **each):
+    """These devices report these deltas in one moment; how far the model moves."""
+    before = server.store.head_params().clone()
+    arrived = [answer(tasks[device], delta, **each) for device, delta in deltas.items()]
+    tasks.update(by_device(server.handle(*arrived)))
+    return (server.store.head_params() - before).tolist()
 
 
-def head(server):
-    return server.store.head_params().tolist()
+def caches(server):
+    return server.strategy.merge.state()["caches"]
 
 
-def cache(server, lineage="main"):
-    """The cached updates of a lineage, by device."""
-    return server.strategy.merge.state()["cache"][lineage]
+def cached(server, lineage="main"):
+    """The cached deltas of a lineage, by device."""
+    updates = caches(server)[lineage].updates
+    return {device: each.delta.tolist() for device, each in updates.items()}
 
 
-def cached(*delta, weight=1.0, submodel=None):
-    vector = torch.tensor(delta)
-    return CachedUpdate(vector, submodel, weight, 0, rms_of(vector, len(delta)), position=0.0)
+def test_a_commit_steps_by_the_mean_of_all_cached_updates():
+    server, tasks = begun(6)
+    assert report(server, tasks, {0: 2.0, 1: 3.0, 2: 4.0}) == pytest.approx([3 / 6 * 3])
+    # Three others: the first three are cached, and nothing has changed.
+    assert report(server, tasks, {3: 5.0, 4: 6.0, 5: 7.0}) == pytest.approx([3 / 6 * 4.5])
 
 
-def test_every_commit_averages_the_last_update_of_every_device():
-    server, one, two = begun(2, share=0.5)
-    (one,) = sends(server.handle(answer(one, 2.0)))
-    assert head(server) == [1.0]  # half a fleet pass: 0.5 * 2
-    sends(server.handle(answer(two, 4.0)))
-    assert head(server) == [2.5]  # 0.5 * (2 + 4) / 2
-    server.handle(answer(one, 0.0))
-    assert head(server) == [3.5]  # 0.5 * (0 + 4) / 2: the last update of each
+def test_the_mean_is_weighted_by_examples():
+    server, tasks = begun(3)
+    server.handle(
+        answer(tasks[0], 1.0, examples=3),
+        answer(tasks[1], 1.5, examples=1),
+        answer(tasks[2], 2.0, examples=4),
+    )
+    assert server.store.head_params().tolist() == pytest.approx([(3 + 1.5 + 8) / 8])
+
+
+def test_the_second_update_of_a_device_replaces_its_first():
+    server, tasks = begun(3)
+    report(server, tasks, {0: 2.0, 1: 2.0, 2: 2.0})
+    # All have changed: the mean has the whole change already.
+    assert report(server, tasks, {0: 1.0, 1: 1.0, 2: 1.0}) == [1.0]
+    assert cached(server) == {0: [1.0], 1: [1.0], 2: [1.0]}
+
+
+def test_between_commits_the_last_update_of_a_device_counts():
+    server, tasks = begun(3)
+    report(server, tasks, {0: 3.0})
+    report(server, tasks, {0: 2.0})
+    commands = server.handle(answer(tasks[1], 2.0), answer(tasks[2], 2.0))
+    assert logged(commands, "commit")[0]["updates"] == 4  # all that arrived
+    assert server.store.head_params().tolist() == [2.0]
 
 
 @pytest.mark.parametrize(
-    ("share", "third"),
-    [
-        (0.0, 0.5 * (0 + 4) / 2),  # MIFA
-        (1.0, 0.5 * ((2 + 4) / 2 + (0 - 2))),  # CA2FL: the update of the other has changed as much
-        (0.75, 0.5 * ((2 + 4) / 2 + 0.75 * (0 - 2))),
-    ],
+    ("devices", "share", "needed"),
+    [(1, 0.0, 1), (2, 0.0, 2), (10, 0.0, 3), (10, 0.3, 3), (10, 0.35, 4), (10, 1.0, 10)],
 )
-def test_the_change_of_new_updates_corrects_the_mean(share, third):
-    server, one, two = begun(2, share=0.5, control_variate=share)
-    (one,) = sends(server.handle(answer(one, 2.0)))
-    sends(server.handle(answer(two, 4.0)))
-    assert head(server) == [2.5]  # first updates are no change
-    server.handle(answer(one, 0.0))
-    assert head(server) == pytest.approx([2.5 + third])
+def test_devices_per_commit(devices, share, needed):
+    server, tasks = begun(devices, share)
+    commits = []
+    for device in range(needed):
+        report(server, tasks, {device: 1.0})
+        commits.append(server.store.commits)
+    assert commits == [0] * (needed - 1) + [1]
 
 
-def test_where_all_devices_arrive_there_is_no_correction():
-    """The mean of the cache has the whole change already."""
+def test_the_step_is_the_gain_per_fleet_pass_and_at_most_one_mean_update():
+    for gain, step in ((1.0, 0.3), (2.0, 0.6), (9.0, 1.0)):
+        server, tasks = begun(10, gain=gain)
+        assert report(server, tasks, dict.fromkeys(range(3), 5.0)) == pytest.approx([5 * step])
+
+
+def test_the_gain_is_measured_on_the_updates_of_the_commit():
+    server, tasks = begun(10, merge=CachedAggregation(0.0, MeasuredStep()))
+    for delta in (5.0, 4.9):
+        report(server, tasks, dict.fromkeys(range(3), delta))
+    # Not more than tripled per fleet pass, from 2.
+    assert server.strategy.merge.step.gain == pytest.approx(2 * 3**0.3)
+    report(server, tasks, dict.fromkeys(range(3), -9.0))
+    assert server.strategy.merge.step.gain == 1.0
+
+
+def test_updates_are_clipped_to_twice_the_median_norm_of_the_commit():
+    server, tasks = begun(3)
+    assert report(server, tasks, {0: 1.0, 1: 1.0, 2: -5.0}) == [0.0]  # (1 + 1 - 2) / 3
+    assert cached(server) == {0: [1.0], 1: [1.0], 2: [-2.0]}
+    report(server, tasks, {0: 1.0, 1: 1.0, 2: 1.9})
+    assert cached(server)[2] == pytest.approx([1.9])
+
+
+def test_a_median_norm_of_0_clips_to_0():
+    server, tasks = begun(3)
+    assert report(server, tasks, {0: 0.0, 1: 0.0, 2: 3.0}) == [0.0]
+
+
+def test_stale_updates_are_discounted_by_their_age_in_fleet_passes():
+    server, tasks = begun(6, compensate=no_compensation)
+    for _ in range(4):
+        report(server, tasks, {0: 0.0, 1: 0.0, 2: 0.0})
+    # Four commits of three devices of six: staleness 4 is two fleet passes.
+    report(server, tasks, {3: 3.0, 4: 3.0, 5: 3.0})
+    assert AGE_DISCOUNT == 0.5
+    assert cached(server)[3] == pytest.approx([3 * 3**-0.5])
+    weights = {each.weight for each in caches(server)["main"].updates.values()}
+    assert weights == {1.0}
+
+
+def test_the_change_of_reporting_devices_corrects_for_those_that_are_missing():
+    server, tasks = begun(6)
+    report(server, tasks, {0: 2.0, 1: 2.0, 2: 2.0})
+    report(server, tasks, {3: 4.0, 4: 4.0, 5: 4.0})
+    # Changes of 1, 1 and -0.5 have the mean 0.5; half of the weight has reported.
+    moved = report(server, tasks, {0: 3.0, 1: 3.0, 2: 1.5})
+    assert CORRECTION == 0.3
+    assert moved == pytest.approx([3 / 6 * ((7.5 + 12) / 6 + 0.3 * 0.5 * 0.5)])
+
+
+def test_the_correction_is_weighted_by_examples():
+    server, tasks = begun(6)
+    report(server, tasks, {0: 2.0, 1: 2.0, 2: 2.0}, examples=3)
+    report(server, tasks, {3: 4.0, 4: 4.0, 5: 4.0}, examples=1)
+    moved = report(server, tasks, {0: 3.0, 1: 3.0, 2: 3.0}, examples=3)
+    # Three quarters of the weight have reported, and have changed by 1.
+    assert moved == pytest.approx([3 / 6 * ((3 * 9 + 12) / 12 + 0.3 * 0.25 * 1)])
+
+
+def test_first_updates_are_no_change():
+    server, tasks = begun(9)
+    report(server, tasks, {0: 2.0, 1: 2.0, 2: 2.0})
+    # Device 0 changes by 1, with a fifth of the weight.
+    moved = report(server, tasks, {0: 3.0, 3: 2.0, 4: 2.0})
+    assert moved == pytest.approx([3 / 9 * (11 / 5 + 0.3 * 0.8 * 1)])
+
+
+def test_noise_shrinks_the_correction_and_the_gain_above_1():
     heads = []
-    for share in (1.0, 0.0):
-        server, *tasks = begun(2, control_variate=share)
-        for deltas in ((2.0, 4.0), (1.0, -3.0)):
-            arrived = (answer(task, delta) for task, delta in zip(tasks, deltas, strict=True))
-            tasks = sends(server.handle(*arrived))
-        assert server.store.commits == 2
-        heads.append(head(server))
-    assert heads[0] == heads[1] == [3.0 - 1.0]
-
-
-def test_devices_without_a_cached_update_have_no_share():
-    """One of ten devices has arrived, twice: its change is the whole change of the mean."""
-    server, one, *_ = begun(10, share=0.1, control_variate=1.0)
-    (one,) = sends(server.handle(answer(one, 2.0)))
-    server.handle(answer(one, 1.0))
-    assert head(server) == pytest.approx([0.1 * 2 + 0.1 * 1])
-
-
-def test_the_correction_is_computed_from_clipped_updates():
-    others = [cached(1.0)] * 3
-    now = cached(50.0)
-    found = corrected(torch.zeros(1), [(cached(1.0), now)], [now, *others], 1.0, 1.0, norm_clip=2.0)
-    assert found.tolist() == [0.75]  # (2 - 1), of which a quarter is in the mean
-    found = corrected(torch.zeros(1), [(cached(1.0), now)], [now, *others], 1.0, 0.5, norm_clip=0.0)
-    assert found.tolist() == [0.5 * 0.75 * 49.0]
-
-
-def test_the_correction_is_computed_per_trained_coordinate():
-    narrow, wide = cached(4.0, submodel=FIRST), cached(1.0, 1.0)
-    changes = [(cached(1.0, submodel=FIRST), narrow), (cached(0.0, 0.0), wide)]
-    unchanged = cached(0.0, submodel=FIRST)
-    found = corrected(torch.zeros(2), changes, [narrow, wide, unchanged], 1.0, 1.0, 0.0)
-    # A third of the weight on the first coordinate has not changed, on the second none.
-    assert found.tolist() == pytest.approx([(3 + 1) / 2 / 3, 0.0])
-
-
-def test_the_weight_cap_holds_in_the_correction():
-    heavy, plain = cached(1.0, weight=1e9), [cached(0.0)] * 3
-    changes = [(cached(0.0, weight=1e9), heavy), (plain[0], plain[0])]
-    found = corrected(torch.zeros(1), changes, [heavy, *plain], 1.0, 1.0, 0.0)
-    share = (WEIGHT_CAP + 1) / (WEIGHT_CAP + 3)
-    assert found.tolist() == pytest.approx([(1 - share) * WEIGHT_CAP / (WEIGHT_CAP + 1)])
-
-
-def test_the_trust_region_bounds_the_displacement_per_fleet_pass():
-    server, one, two = begun(2, share=0.5, server_lr=2.0, trust_region=0.25)
-    sends(server.handle(answer(one, 4.0)))
-    assert head(server) == [0.5]  # half a pass: half of a quarter of 4
-    server.handle(answer(two, 4.0))
-    assert head(server) == [1.0]
-
-
-def test_the_distance_already_moved_along_an_update_is_taken_off():
-    server, one, two = begun(2, share=0.5, server_lr=1.0, projection_damping=1.0, start=3.0)
-    sends(server.handle(answer(one, 4.0)))
-    assert head(server) == [3.0 + 2.0]  # it starts from this model: half a pass
-    server.handle(answer(two, 4.0))
-    # The model has moved half-way along both, also the second, whose base is 3.
-    assert head(server) == [5.0 + 0.5 * 2.0]
-
-
-def test_changes_are_not_damped():
-    server, one, _ = begun(2, share=0.5, server_lr=1.0, control_variate=1.0, projection_damping=1.0)
-    (one,) = sends(server.handle(answer(one, 4.0)))
-    assert head(server) == [2.0]
-    server.handle(answer(one, 2.0))
-    # It is the only cached update, and the mean has its whole change.
-    assert head(server) == [2.0 + 0.5 * 2.0]
-    others, before, now = [cached(4.0)] * 3, cached(4.0), cached(2.0)
-    found = corrected(torch.zeros(1), [(before, now)], [now, *others], 1.0, 1.0, 0.0)
-    assert found.tolist() == [0.75 * -2.0]  # at any head
-
-
-def test_the_remaining_share_of_an_update():
-    whole = cached(3.0, 4.0)
-    beside, half, past, back = [4.0, -3.0], [1.5, 2.0], [6.0, 8.0], [-3.0, -4.0]
-    for at, left in ((beside, 1.0), (half, 0.5), (past, 0.0), (back, 1.0)):
-        assert remaining(whole, torch.tensor(at), 1.0) == pytest.approx(left)
-    assert remaining(whole, torch.tensor(half), 0.4) == pytest.approx(0.8)
-    assert remaining(whole, torch.tensor(past), 0.0) == 1.0
-    later = replace(whole, position=0.25)
-    assert remaining(later, torch.tensor(half), 1.0) == pytest.approx(0.75)
-    part = cached(4.0, submodel=FIRST)
-    assert remaining(part, torch.tensor([1.0, 9.0]), 1.0) == 0.75  # of its own coordinates
-    assert remaining(cached(0.0, 0.0), torch.tensor(half), 1.0) == 1.0  # a delta of 0
-
-
-def test_the_projection_does_not_depend_on_memory_alignment():
-    numbers = torch.Generator().manual_seed(1)
-    params, delta = torch.randn(2, 100_003, generator=numbers)
-    room = torch.empty(100_004)
-    moved = room[1:].copy_(params)
-    size = rms_of(delta, delta.numel())
-    assert position_along(delta, size, params) == position_along(delta, size, moved)
-    near = position_along(delta, size, 1e4 + params) - position_along(
-        delta, size, 1e4 + params - 0.5 * delta
-    )
-    assert near == pytest.approx(0.5, abs=1e-3)
-
-
-def test_a_damped_update_keeps_its_share_of_the_weight():
-    reached, other = cached(1.0, 0.0), cached(0.0, 4.0)
-    start = torch.tensor([1.0, 1.0])
-    found = stepped(start, [reached, other], 1.0, 0.0, damping=1.0)
-    assert found.tolist() == [1.0, 1.0 + 0.75 * 4 / 2]
-    assert stepped(start, [reached, other], 1.0, 0.0).tolist() == [1.5, 3.0]
-
-
-def test_with_damping_the_model_converges_on_repeated_updates():
-    """Without, the same cached updates move it on for ever."""
-    ends = {}
-    for damping in (0.0, 1.0):
-        params, updates = torch.zeros(1), [cached(1.0), cached(1.0)]
-        for _ in range(50):
-            params = stepped(params, updates, 0.5, 0.0, damping)
-        ends[damping] = params.item()
-    assert ends == {0.0: 25.0, 1.0: pytest.approx(1.0)}
-
-
-def test_the_position_is_that_of_the_base_if_it_is_of_the_same_lineage():
-    server, task = begun(1, projection_damping=0.4)
-    merge, store = server.strategy.merge, server.store
-    base, delta = torch.tensor([8.0]), torch.tensor([2.0])
-    update = Update(task.id, delta, 1)
-    compensated = Contribution(task, update, base, delta, "main", 0)
-    merge.add(compensated, server)
-    assert cache(server)[0].position == 4.0  # of its base, not of the model that was sent
-    store.fork("main", "other")
-    merge.add(replace(compensated, lineage="other"), server)
-    assert cache(server, "other")[0].position is None
-    store.absorb("main", "other")
-    merge.add(replace(compensated, task=replace(task, lineage="other")), server)
-    assert cache(server)[0].position == 4.0
-
-
-def test_a_cluster_merge_drops_the_updates_for_the_closed_model():
-    server, *tasks = begun(2, projection_damping=0.4)
-    server.handle(*(answer(task, 1.0) for task in tasks))
-    kept, merge = cache(server)[0], server.strategy.merge
-    server.fork("main", "gone")
-    zero = torch.zeros(1)
-    update = Update(tasks[1].id, zero, 1)
-    merge.add(Contribution(tasks[1], update, zero, zero, "gone", 0), server)
-    assert cache(server, "gone").keys() == {1}
-    server.absorb("main", "gone")
-    assert merge.state()["cache"] == {"main": {0: kept}}
-
-
-def test_a_surrogate_has_a_position_too():
-    server, task, other = begun(2, share=0.5, projection_damping=1.0)
-    base, delta = torch.tensor([8.0]), torch.tensor([2.0])
-    surrogate = Contribution(task, Update(task.id, delta, 1), base, delta, "main", 0)
-    server.strategy.merge.surrogates = lambda lineage, fresh, view: [surrogate]
-    (commit,) = logged(server.handle(answer(other, 1.0)), "commit")
-    assert commit["surrogates"] == 1
-    assert cache(server)[0].position == 4.0  # 8 is four times the delta
-
-
-def test_without_damping_positions_are_not_computed():
-    server, one = begun(1, trust_region=0.3)
-    server.handle(answer(one, 1.0))
-    (known,) = cache(server).values()
-    assert known.position is None
+    for noise in (0.0, 3.0, 9.0):
+        server, tasks = begun(6, gain=1.5)
+        report(server, tasks, {0: 5.0, 1: 5.0, 2: 5.0})
+        report(server, tasks, {3: 5.0, 4: 5.0, 5: 5.0})
+        heads += report(server, tasks, dict.fromkeys(range(3), -5.0), noise=noise)
+    shares = (1.0, 16 / 25, 0.0)
+    expected = [3 / 6 * (1 + 0.5 * s) * (0 + 0.3 * s * 0.5 * -10) for s in shares]
+    assert heads == pytest.approx(expected)
 
 
 def test_the_signal_share_of_an_update():
@@ -266,179 +211,175 @@ def test_the_signal_share_of_an_update():
     assert share(5.0, epsilon=1.0) == 0.0  # noise of an unknown amount, after Adam
 
 
-def test_noise_counts_once_for_all_commits_of_a_fleet_pass():
-    assert noise_aware_weight(1.0, 10.0) == 1.0
-    assert noise_aware_weight(0.0, 10.0) == 10.0
-    server, one, two = begun(2, share=0.5)
-    (one,) = sends(server.handle(answer(one, 5.0, noise=4.0)))
-    assert head(server) == [2.5]  # half a pass of the only update, which is new
-    server.handle(answer(two, 10.0, noise=6.0))
-    # The signal share of the older one is 9/25; of the new one the noise, 9/25, counts twice.
-    second = 0.5 * (0.36 * 5 + (0.64 + 2 * 0.36) * 10) / 2
-    assert head(server) == pytest.approx([2.5 + second])
-    server.handle(answer(one, 3.0, noise=9.0))
-    assert head(server) == pytest.approx([2.5 + second + 0.5 * (2 * 3 + 0.64 * 10) / 2])
+def test_coordinates_are_averaged_over_the_updates_that_train_them():
+    server, tasks = begun(3, size=2, submodels=(FIRST, FIRST))
+    server.handle(answer(tasks[0], 2.0), answer(tasks[1], 4.0), answer(tasks[2], 3.0, 2.0))
+    assert server.store.head_params().tolist() == [3.0, 2.0]
 
 
-@pytest.mark.parametrize("mover", [0, 1])
-def test_updates_with_and_without_noise_count_the_same_per_fleet_pass(mover):
-    """One of three devices adds no noise."""
-    found = []
-    for noise in (0.0, 9.0):
-        server, *tasks = begun(3, share=1 / 3)
-        for number in range(20):
-            for device in range(3):
-                delta = 1.0 if device == mover else 0.0
-                given = answer(tasks[device], delta, noise=0.0 if device == 0 else noise)
-                (tasks[device],) = sends(server.handle(given))
-            if number == 9:
-                half = head(server)[0]
-        found.append(head(server)[0] - half)
-    assert found[0] == pytest.approx(10 / 3)
-    assert found[1] == pytest.approx(10 / 3)
+def test_coordinates_that_nobody_trains_stay_bit_for_bit():
+    server, tasks = begun(3, size=2, submodels=(FIRST,) * 3)
+    server.store.head_params()[1] = 0.1
+    untouched = server.store.head_params()[1].item()
+    for delta in (3.0, 2.0, 2.5):
+        report(server, tasks, dict.fromkeys(range(3), delta))
+    assert server.store.head_params()[0] == 7.5
+    assert server.store.head_params()[1].item() == untouched
 
 
-def test_the_correction_is_reduced_to_the_signal_share():
-    server, one, two, three = begun(3, share=1 / 3, control_variate=1.0)
-    for task in (one, two, three):
-        again = sends(server.handle(answer(task, 5.0, noise=4.0)))
-        one = again[0] if task is one else one
-    before = head(server)[0]
-    server.handle(answer(one, 10.0, noise=6.0))
-    mean = (0.36 * 5 * 2 + (0.64 + 3 * 0.36) * 10) / 3
-    # The median share of signal is 0.36, of which a third is in the mean.
-    assert head(server)[0] - before == pytest.approx((mean + (0.36 - 1 / 3) * 5) / 3)
-
-
-def test_the_trust_region_does_not_act_on_noise():
-    for noise, second in ((9.0, 4.0), (2.0**0.5, 4.0 * (1 - 7 / 8 * 7 / 8)), (0.0, 4.0 / 8)):
-        server, one, two = begun(2, share=0.5, server_lr=2.0, trust_region=0.25)
-        sends(server.handle(answer(one, 4.0, noise=noise)))
-        first = head(server)[0]
-        server.handle(answer(two, 4.0, noise=noise))
-        assert head(server)[0] - first == pytest.approx(second)
-
-
-def test_a_minority_with_noise_does_not_widen_the_trust_region():
-    heads = []
-    for noise in (0.0, 9.0):
-        server, *tasks = begun(3, share=1.0, server_lr=2.0, trust_region=0.25)
-        answers = [answer(t, 4.0, noise=noise if t.device == 0 else 0.0) for t in tasks]
-        server.handle(*answers)
-        heads.append(head(server))
-    assert heads[0] == heads[1] == [1.0]
-
-
-def test_old_noise_does_not_move_coordinates_without_new_updates():
-    narrow = cached(4.0, submodel=FIRST)
-    wide = [replace(cached(5.0, 5.0), signal=0.01)] * 3
-    found = stepped(
-        torch.zeros(2), [narrow, *wide], 0.2, 0.0, noise_factors=[1.0, 0.01, 0.01, 0.01]
-    )
-    assert found.tolist() == pytest.approx([0.2 * (4 + 0.15) / 4, 0.2 * 0.05])
-
-
-def test_updates_that_cancel_out_stay_in_the_trust_region():
-    server, one, two = begun(2, share=1.0, server_lr=1.0, trust_region=0.25)
-    server.handle(answer(one, 4.0), answer(two, -3.0))
-    assert head(server) == [0.5]  # the radius is a quarter of the median RMS, 0.875
-
-
-def test_the_trust_region_shortens_the_correction_by_as_much():
-    """Deltas 4, then 2, and 4: the mean would move by 3, and the radius is a quarter of 3."""
-    server, one, two = begun(2, share=0.5, server_lr=2.0, control_variate=1.0, trust_region=0.25)
-    (one,) = sends(server.handle(answer(one, 4.0)))
-    sends(server.handle(answer(two, 4.0)))
-    assert head(server) == [1.0]
-    server.handle(answer(one, 2.0))
-    mean, more = (2 + 4) / 2, 0.5 * (2 - 4)
-    assert head(server) == pytest.approx([1.0 + 0.25 * 3 / (2 * mean) * (mean + more)])
-
-
-def test_a_median_rms_of_0_is_no_bound():
-    server, *tasks = begun(3, share=1.0, trust_region=0.3)
-    server.handle(*(answer(t, delta) for t, delta in zip(tasks, (0.0, 0.0, 3.0), strict=True)))
-    assert head(server) == [1.0]
-
-
-def test_updates_weigh_by_examples_and_the_step_is_per_fleet_pass():
-    server, one, two = begun(2, share=1.0, server_lr=0.5)
-    server.handle(answer(one, 4.0, examples=3), answer(two, 8.0, examples=1))
-    assert head(server) == [0.5 * (3 * 4.0 + 8.0) / 4]
-
-
-def test_the_step_never_exceeds_the_mean():
-    server, one = begun(1, server_lr=5.0)
-    server.handle(answer(one, 2.0))
-    assert head(server) == [2.0]
-
-
-def test_a_device_that_arrives_twice_counts_with_its_last_update():
-    server, one, _two, *_ = begun(4, share=0.5, server_lr=2.0)
-    (one,) = sends(server.handle(answer(one, 100.0)))
-    server.handle(answer(one, 2.0))
-    assert head(server) == [1.0]  # one of four arrived: 2 * 1/4 of a delta of 2
-
-
-def test_share_0_commits_at_every_arrival():
-    server, one, _two = begun(2, share=0.0, server_lr=2.0)
-    server.handle(answer(one, 2.0))
-    assert head(server) == [2.0]
-    assert server.store.commits == 1
-
-
-def test_updates_are_clipped_to_twice_the_median_norm():
-    updates = [cached(1.0), cached(1.0), cached(50.0)]
-    assert stepped(torch.zeros(1), updates, 1.0, norm_clip=2.0).tolist() == pytest.approx([4 / 3])
-    assert stepped(torch.zeros(1), updates, 1.0, norm_clip=0.0).tolist() == pytest.approx([52 / 3])
-
-
-def test_a_weight_is_capped_at_ten_times_the_median():
-    updates = [cached(0.0), cached(0.0), cached(1.0, weight=1e9)]
-    assert stepped(torch.zeros(1), updates, 1.0, 0.0).tolist() == pytest.approx(
-        [WEIGHT_CAP / (2 + WEIGHT_CAP)]
-    )
-
-
-def test_coordinates_are_averaged_over_the_updates_that_cover_them():
-    updates = [cached(2.0, 2.0), cached(4.0, submodel=FIRST)]
-    assert stepped(torch.zeros(2), updates, 1.0, 0.0).tolist() == [3.0, 2.0]
-    narrow = [cached(4.0, submodel=FIRST)]
-    assert stepped(torch.tensor([0.0, 7.0]), narrow, 0.5, 0.0).tolist() == [2.0, 7.0]
+def test_the_correction_is_computed_per_coordinate():
+    server, tasks = begun(6, size=2, submodels=(FIRST,) * 3)
+    for devices in (range(3), range(3, 6)):
+        deltas = [(1.0,) if device < 3 else (1.0, 1.0) for device in devices]
+        arrived = [answer(tasks[d], *delta) for d, delta in zip(devices, deltas, strict=True)]
+        tasks.update(by_device(server.handle(*arrived)))
+    before = server.store.head_params().clone()
+    server.handle(*(answer(tasks[device], 2.0) for device in range(3)))
+    moved = (server.store.head_params() - before).tolist()
+    assert moved == pytest.approx([3 / 6 * (1.5 + 0.3 * 0.5 * 1), 3 / 6 * 1.0])
 
 
 def test_an_absent_device_is_dropped_after_three_fleet_passes():
-    server, one, two = begun(2, share=0.5)
-    server.handle(answer(two, 4.0), Left(1))
+    server, tasks = begun(6)
+    report(server, tasks, dict.fromkeys(range(3), 1.0))
+    report(server, tasks, {3: 1.0, 4: 1.0, 5: 4.0})
+    server.handle(Failed(tasks[5].id, "lost"), Left(5))
     sizes = []
     for _ in range(8):
-        (one,) = sends(server.handle(answer(one, 0.0)))
-        sizes.append(len(cache(server)))
-    # A pass is two commits; at the seventh its update is seven commits old.
-    assert sizes == [2] * 6 + [1] * 2
+        report(server, tasks, dict.fromkeys(range(3), 1.0))
+        sizes.append(len(cached(server)))
+    # Its update is of commit 1, and a pass is two commits: dropped once 7 are stored.
+    assert sizes == [6] * 6 + [5] * 2
+    assert caches(server)["main"].weight.tolist() == [5.0]
+    assert caches(server)["main"].total.tolist() == pytest.approx([5.0])
 
 
 def test_the_update_of_a_working_device_is_kept():
-    server, one, two = begun(2, share=0.5)
-    sends(server.handle(answer(two, 4.0)))  # and is sent another task
+    server, tasks = begun(6)
+    report(server, tasks, dict.fromkeys(range(3, 6), 4.0))
     for _ in range(20):
-        (one,) = sends(server.handle(answer(one, 0.0)))
-    assert len(cache(server)) == 2
+        report(server, tasks, dict.fromkeys(range(3), 0.0))
+    assert len(cached(server)) == 6
 
 
-def test_a_lost_device_does_not_delay_the_commit():
-    server, one, two, three = begun(3, share=1.0)
-    server.handle(Failed(three.id, "lost"))
-    commands = server.handle(answer(one, 2.0), answer(two, 4.0))
-    assert logged(commands, "commit")
+def test_devices_that_have_left_do_not_block_commits():
+    server, tasks = begun(3)
+    report(server, tasks, dict.fromkeys(range(3), 1.0))
+    server.handle(Failed(tasks[2].id, "lost"), Left(2))
+    for _ in range(2):
+        report(server, tasks, {0: 1.0, 1: 1.0})
+    assert server.store.commits == 2
 
 
-def test_updates_older_than_a_fleet_pass_are_discounted():
-    """A pass is two commits, so after four the update of the other is two passes old."""
-    server, one, two = begun(2, share=0.5, age_discount=1.0)
-    sends(server.handle(answer(two, 4.0)))  # 0.5 * 4
-    for _ in range(4):
-        (one,) = sends(server.handle(answer(one, 0.0)))
-    ages = [1, 1, 3 / 2, 2]  # 0.5, 1, 1.5 and 2 passes: up to one it counts in full
-    expected = 2.0 + sum(0.5 * (4 / age) / (1 / age + 1) for age in ages)
-    assert head(server) == pytest.approx([expected])
+def test_slow_devices_are_waited_for():
+    server, tasks = begun(3)
+    for _ in range(9):
+        report(server, tasks, {0: 1.0, 1: 1.0})
+    assert server.store.commits == 0
+
+
+def test_surrogates_replace_updates_older_than_a_fleet_pass():
+    server, tasks = begun(6)
+    asked = []
+
+    def surrogates(lineage, fresh, view):
+        asked.append(sorted(fresh))
+        if 5 in fresh or 5 not in cached(server):
+            return []
+        delta = torch.tensor([9.0])
+        made = Contribution(tasks[5], Update(tasks[5].id, delta, 1), delta, delta, lineage, 0)
+        return [made.weighed(2.0)]
+
+    server.strategy.merge.surrogates = surrogates
+    report(server, tasks, {3: 1.0, 4: 1.0, 5: 1.0})
+    for _ in range(3):
+        report(server, tasks, {0: 1.0, 1: 1.0, 2: 1.0})
+    # A pass is two commits: at the fourth, the update of commit 0 is three commits old.
+    assert asked == [[3, 4, 5], list(range(6)), list(range(6)), [0, 1, 2]]
+    assert cached(server)[5] == [9.0]
+    renewed = caches(server)["main"]
+    assert (renewed.updates[5].weight, renewed.updates[5].version) == (2.0, 0)
+    assert (renewed.total.tolist(), renewed.weight.tolist()) == ([5 + 18.0], [7.0])
+    moved = report(server, tasks, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert moved == pytest.approx([3 / 6 * 23 / 7])
+
+
+def test_a_surrogate_is_counted_in_the_commit():
+    server, tasks = begun(3)
+    delta = torch.tensor([9.0])
+    made = Contribution(tasks[0], Update(tasks[0].id, delta, 1), delta, delta, "main", 0)
+    server.strategy.merge.surrogates = lambda lineage, fresh, view: [made]
+    commands = server.handle(*(answer(tasks[device], 1.0) for device in range(3)))
+    assert logged(commands, "commit")[0]["surrogates"] == 1
+
+
+def contribution(task, lineage, value):
+    delta = torch.tensor([value])
+    return Contribution(task, Update(task.id, delta, 1), torch.zeros(1), delta, lineage, 0)
+
+
+def test_a_device_is_cached_in_one_cluster_only():
+    server, tasks = begun(3)
+    report(server, tasks, dict.fromkeys(range(3), 1.0))
+    server.fork("main", "other")
+    # No device is assigned to the new lineage yet, so one update makes a commit.
+    assert server.strategy.merge.add(contribution(tasks[0], "other", 2.0), server)
+    assert cached(server, "other") == {0: [2.0]}
+    assert cached(server) == {1: [1.0], 2: [1.0]}
+    left = caches(server)["main"]
+    assert (left.total.tolist(), left.weight.tolist()) == ([2.0], [2.0])
+
+
+def test_a_cluster_merge_drops_the_cache_of_the_closed_model():
+    server, tasks = begun(3)
+    report(server, tasks, dict.fromkeys(range(3), 1.0))
+    server.fork("main", "gone")
+    server.strategy.merge.add(contribution(tasks[0], "gone", 2.0), server)
+    kept = cached(server)
+    assert set(caches(server)) == {"main", "gone"}
+    server.absorb("main", "gone")
+    assert set(caches(server)) == {"main"}
+    assert cached(server) == kept
+
+
+def test_a_restored_server_continues_bit_for_bit_and_a_saved_state_stays():
+    server, tasks = begun(6, merge=CachedAggregation(0.0, MeasuredStep()))
+    report(server, tasks, {0: 0.1, 1: 0.2, 2: 0.3})
+    report(server, tasks, {3: 0.5, 4: 0.7, 5: 0.9})
+    report(server, tasks, {0: 0.4})
+    state = server.state()
+    saved = encode(state)
+    tree, tensors = saved[0], {k: v.clone() for k, v in dict(saved[1]).items()}
+    more = [{1: 0.3, 2: 0.1}, {0: 0.2, 3: 0.1, 4: 0.6}, {5: 0.4, 1: 0.1, 2: 0.0}]
+    before = dict(tasks)
+    for deltas in more:
+        report(server, tasks, deltas)
+    assert server.store.commits == 5
+    later = dict(encode(state)[1])
+    assert all(torch.equal(later[key], tensors[key]) for key in tensors)
+    again, _ = begun(6, merge=CachedAggregation(0.0, MeasuredStep()))
+    again.restore(decode(tree, tensors))
+    for deltas in more:
+        report(again, before, deltas)
+    assert torch.equal(again.store.head_params(), server.store.head_params())
+
+
+def test_a_fleet_that_reports_together_is_fedavg():
+    """With all devices in each commit and nothing stale, at any gain."""
+    heads = []
+    for strategy in (
+        Strategy(weigh=by_examples(), merge=CachedAggregation(1.0, MeasuredStep())),
+        toy_strategy("fedavg"),
+    ):
+        server = Server(torch.zeros(6), strategy, TrainSpec())
+        numbers = torch.Generator().manual_seed(3)
+        commands = server.handle(*map(Joined, range(5)))
+        for _ in range(8):
+            arrived = []
+            for device, task in sorted(by_device(commands).items()):
+                delta = torch.randn(6, generator=numbers) * 0.1 + 1.0
+                arrived.append(Arrived(device, Update(task.id, delta, 1 + device)))
+            commands = server.handle(*arrived)
+        assert server.store.commits == 8
+        heads.append(server.store.head_params())
+    torch.testing.assert_close(heads[0], heads[1], rtol=1e-6, atol=1e-6)

@@ -85,8 +85,8 @@ class CachedAggregation(Stateful):
             cache = self._caches[lineage] = self._opened(lineage, view)
         cache.arrived[device] = contribution
         cache.count += 1
-        needed = min(cache.members, max(MIN_ARRIVALS, quota(self.share, cache.members)))
-        return self._commit(lineage, cache, view) if len(cache.arrived) >= needed else None
+        enough = len(cache.arrived) >= self._needed(lineage, cache, view)
+        return self._commit(lineage, cache, view) if enough else None
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
         return ()
@@ -138,7 +138,7 @@ class CachedAggregation(Stateful):
         view: ServerView,
         version: int | None = None,
     ) -> tuple[CachedUpdate | None, CachedUpdate]:
-        """LineageCache an update, clipped by `factor`; returns what it replaces, and itself."""
+        """Cache an update, clipped by `factor`; returns what it replaces, and itself."""
         device = contribution.task.device
         before = self._drop(device, cache)
         delta = contribution.delta if factor == 1.0 else factor * contribution.delta
@@ -160,12 +160,17 @@ class CachedAggregation(Stateful):
                 found = before if each is cache else found
         return found
 
+    def _needed(self, lineage: str, cache: LineageCache, view: ServerView) -> int:
+        """How many devices must report before a commit."""
+        needed = min(cache.members, max(MIN_ARRIVALS, quota(self.share, cache.members)))
+        if len(cache.arrived) < needed and cache.count >= cache.members:
+            # After a fleet pass without a commit: some may have left, or joined another cluster.
+            needed = min(needed, len(_present(lineage, view) | cache.arrived.keys()))
+        return needed
+
     def _count_members(self, lineage: str, cache: LineageCache, view: ServerView) -> int:
         """Devices of the lineage that are idle, working, or have a cached update."""
-        present = {*view.idle, *view.working}
-        if len(view.store.lineages) > 1:
-            present = {device for device in present if view.lineage_of(device) == lineage}
-        return max(1, len(present | cache.updates.keys()))
+        return max(1, len(_present(lineage, view) | cache.updates.keys()))
 
     def _forget(self, cache: LineageCache, fleet_pass: float, view: ServerView) -> None:
         """Drop the cached updates of devices that have been absent for several fleet passes."""
@@ -190,6 +195,14 @@ class CachedAggregation(Stateful):
     def on_absorb(self, into: str, gone: str) -> None:
         """Drop the cache of `gone`; its devices enter that of `into` with their next update."""
         self._caches.pop(gone, None)
+
+
+def _present(lineage: str, view: ServerView) -> set[int]:
+    """Devices of the lineage that are idle or working."""
+    present = {*view.idle, *view.working}
+    if len(view.store.lineages) > 1:
+        present = {device for device in present if view.lineage_of(device) == lineage}
+    return present
 
 
 def signal_share(rms: float, update: Update) -> float:
