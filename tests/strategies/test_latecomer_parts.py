@@ -2,32 +2,25 @@
 
 import pytest
 
+from latecomer.core.messages import TrainSpec
 from latecomer.core.strategy import no_compensation, same_lineage
-from latecomer.strategies.latecomer.strategy import Advanced, latecomer
-
-FULL = ["MidTaskPush", "ModelAveraging", "Personalisation", "Calibration"]
-SERVING = {"interpolation": 0.0, "prior_correction": 0.0}
+from latecomer.strategies.latecomer.strategy import latecomer
 
 
 @pytest.mark.parametrize(
-    ("options", "advanced", "observers", "clustered"),
+    ("options", "observers", "clustered"),
     [
-        ({}, {}, FULL, True),
-        ({"push": False}, {}, FULL[1:], True),
-        ({}, {"averaging": False}, ["MidTaskPush", "Personalisation", "Calibration"], True),
-        ({"clusters": 1}, {}, FULL, True),
-        ({"clusters": 1, "calibrate": 0.0}, {"interpolation": 0.0}, FULL, True),
-        ({"clusters": 1, "calibrate": 0.0}, {"prior_correction": 0.0}, FULL, True),
-        ({"clusters": 1, "personalise": False}, {}, FULL, True),
-        ({"clusters": 1, "calibrate": 0.0, "personalise": False}, {}, FULL[:3], False),
-        ({"clusters": 1, "calibrate": 0.0}, SERVING, FULL[:3], False),
-        ({"clusters": 2, "calibrate": 0.0}, SERVING | {"averaging": False}, FULL[:1], True),
+        ({}, ["Calibration"], True),
+        ({"calibrate": 0.0}, [], True),
+        ({"clusters": 1}, ["Calibration"], True),  # its reports are those of the clustering
+        ({"clusters": 1, "calibrate": 0.0}, [], False),
     ],
 )
-def test_observers(options, advanced, observers, clustered):
-    strategy = latecomer(**options, advanced=Advanced(**advanced))
+def test_observers(options, observers, clustered):
+    strategy = latecomer(**options)
     assert [type(part).__name__ for part in strategy.observers] == observers
     assert (strategy.route is not same_lineage) is clustered
+    assert (strategy.dispatch.clustering is not None) is clustered
     assert strategy.personal is (options.get("clusters", 4) > 1)
 
 
@@ -46,8 +39,7 @@ def test_compensation_and_surrogates(options, compensates, renews):
     assert (strategy.merge.surrogates is not None) is renews
 
 
-@pytest.mark.parametrize("wait", [False, True])
-def test_where_devices_wait_an_update_is_late_without_a_ratio(wait):
-    strategy = latecomer(advanced=Advanced(wait=wait))
-    assert strategy.dispatch.wait is wait
-    assert (strategy.compensate.min_ratio == 0.0) is wait
+def test_devices_report_on_the_examples_they_train_on():
+    spec = latecomer().prepare(TrainSpec(hold_back=True))
+    assert not spec.hold_back
+    assert spec.prior_correction

@@ -1,132 +1,89 @@
-"""When devices interpolate with their local updates, and which updates are kept for that."""
+"""The class prior of a model, from the shares that devices report, and its way to the devices."""
 
 import pytest
 import torch
-from latecomer.strategies.latecomer.personalisation import Personalisation, dispersion
 
-from commands import logged, sends
+from commands import sends
 from latecomer.core.codec import decode, encode
-from latecomer.core.messages import Arrived, Contribution, Joined, Left, Task, TrainSpec, Update
-from latecomer.core.server import Server
+from latecomer.core.messages import Arrived, Joined, ServingSettings, TrainSpec, Update
 from latecomer.core.strategy import Strategy
-from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
-from latecomer.strategies.latecomer.calibration import MIN_ARRIVALS, Calibration
-from latecomer.strategies.parts.clustering import Clustering
+from latecomer.strategies.parts.personalisation import personalised
+from latecomer.strategies.recipe import build_strategy
+from toy import SIZE, server_of
+
+PLAIN = Strategy()
 
 
-def test_dispersion_by_hand():
-    # Mean 0.5: 10 * 0.04 + 10 * 0.04 over 0.25 * 1.
-    assert dispersion([(0.3, 10), (0.7, 10)]) == pytest.approx(3.2)
-    assert dispersion([(0.5, 10), (0.5, 30)]) == 0.0
-    assert dispersion([(0.0, 10), (0.0, 30)]) == 0.0
+def begun(devices=3, prior=True, finetune_epochs=0):
+    server = server_of(personalised(PLAIN, prior, finetune_epochs))
+    return server, {t.device: t for t in sends(server.handle(*map(Joined, range(devices))))}
 
 
-def test_no_device_decides_alone_whether_devices_differ():
-    similar = [(0.1, 30)] * 20
-    assert dispersion([*similar, (0.0, 10**9)]) < 2 * dispersion([*similar, (0.0, 300)]) < 4
+def report(server, tasks, device, *shares, examples=1):
+    metrics = {f"share_{j}": share for j, share in enumerate(shares)}
+    update = Update(tasks[device].id, torch.zeros(SIZE), examples, metrics)
+    tasks.update({t.device: t for t in sends(server.handle(Arrived(device, update)))})
 
 
-def two_devices(interpolation=0.5):
-    """A server with two devices, its personalisation, and its first commands."""
-    clustering = Clustering(1, 4, 20, passes=3.0, partial=False, feedback_every=3)
-    calibration = Calibration(0.0, clustering)
-    strategy = Strategy(
-        route=clustering,
-        merge=CachedAggregation(0.5, 1.0, 0.0),
-        observers=(Personalisation(interpolation, 1.0, calibration, None), calibration),
-    )
-    server = Server(torch.zeros(1), strategy, TrainSpec())
-    return server, server.strategy.serving, server.handle(Joined(0), Joined(1))
+def test_the_class_prior_is_the_mean_share_weighted_by_examples():
+    server, tasks = begun()
+    assert server.serving_settings("main") == ServingSettings(prior=True)  # uniform
+    report(server, tasks, 0, 1.0, 0.0, examples=3)
+    report(server, tasks, 1, 0.2, 0.8, examples=1)
+    assert server.serving_settings("main").class_prior == pytest.approx((0.8, 0.2))
+    report(server, tasks, 0, 0.2, 0.8, examples=9)  # replaces its first
+    assert server.serving_settings("main").class_prior == pytest.approx((0.2, 0.8))
+    assert tasks[0].serving == server.serving_settings("main")
 
 
-def answer(server, commands, errors, times):
-    """Both devices answer with these error rates; the last commands, and the reasons logged."""
-    reasons = []
-    for _ in range(times):
-        metrics = {"soft_0": 0.25, "soft_1": 0.75}
-        arrivals = [
-            Arrived(
-                t.device,
-                Update(t.id, torch.tensor([0.5]), 100, {"error": errors[t.device], **metrics}),
-            )
-            for t in sends(commands)
-        ]
-        commands = server.handle(*arrivals)
-        reasons += [fields["reason"] for fields in logged(commands, "switch")]
-    return commands, reasons
+def test_the_class_prior_is_that_of_the_devices_of_the_lineage():
+    server, tasks = begun()
+    report(server, tasks, 0, 1.0, 0.0)
+    report(server, tasks, 1, 0.0, 1.0)
+    server.fork("main", "other")
+    server.assign(1, "other")
+    assert server.serving_settings("main").class_prior == (1.0, 0.0)
+    assert server.serving_settings("other").class_prior == (0.0, 1.0)
 
 
-def test_devices_interpolate_while_their_error_rates_differ():
-    server, serving, commands = two_devices()
-    assert serving.interpolation == 0.0
-    commands, reasons = answer(server, commands, (0.1, 0.4), MIN_ARRIVALS)
-    assert serving.interpolation == server.serving_settings("main").interpolation == 0.5
-    assert ["differ" in reason for reason in reasons] == [True]
-    _, reasons = answer(server, commands, (0.2, 0.2), MIN_ARRIVALS)
-    assert serving.interpolation == server.serving_settings("main").interpolation == 0.0
-    assert ["similar" in reason for reason in reasons] == [True]
+@pytest.mark.parametrize("shares", [(0.5, 0.6), (-0.5, 1.5), (1.0,), ()])
+def test_shares_that_are_no_distribution_are_ignored(shares):
+    server, tasks = begun()
+    report(server, tasks, 0, 0.3, 0.7)
+    report(server, tasks, 1, *shares, examples=100)
+    assert server.serving_settings("main").class_prior == pytest.approx((0.3, 0.7))
 
 
-def test_interpolation_begins_at_a_dispersion_of_2_5_and_ends_below_1_5():
-    """Of rates (1 - d) / 2 and (1 + d) / 2 over 100 examples each the dispersion is 200 d^2."""
-    server, serving, commands = two_devices()
-    for d, interpolation in [(0.11, 0), (0.113, 0.5), (0.088, 0.5), (0.085, 0), (0.11, 0)]:
-        errors = (0.5 - d / 2, 0.5 + d / 2)
-        commands, _ = answer(server, commands, errors, MIN_ARRIVALS)
-        assert serving.interpolation == interpolation
+def test_shares_of_different_numbers_of_classes_give_a_uniform_prior():
+    server, tasks = begun()
+    report(server, tasks, 0, 0.3, 0.7)
+    report(server, tasks, 1, 0.3, 0.3, 0.4)
+    assert server.serving_settings("main").class_prior == ()
 
 
-def test_error_rates_above_1_are_ignored():
-    server, serving, commands = two_devices()
-    answer(server, commands, (0.1, 100.0), MIN_ARRIVALS)
-    assert serving.interpolation == 0.0
+def test_switched_off_the_strategy_is_unchanged():
+    assert personalised(PLAIN) is PLAIN
 
 
-def test_mean_predictions_over_another_number_of_classes_are_ignored():
-    server, serving, commands = two_devices()
-    answer(server, commands, (0.1, 0.1), 1)
-    assert serving.class_prior([0, 1], classes=3) is None
+def test_fine_tuning_alone_asks_for_no_shares():
+    server, tasks = begun(finetune_epochs=2, prior=False)
+    report(server, tasks, 0, 0.3, 0.7)
+    assert server.serving_settings("main") == ServingSettings(finetune_epochs=2)
+    assert not tasks[0].spec.report_shares
 
 
-def test_an_older_update_that_arrives_late_does_not_replace_a_newer_one():
-    server, serving, _ = two_devices()
-    for number, value in ((2, 0.5), (1, 9.0)):
-        task = Task(number, 0, number, "main", 0, TrainSpec(), torch.zeros(1))
-        update = Update(number, torch.tensor([value]), 1)
-        contribution = Contribution(task, update, torch.zeros(1), update.delta, "main", 0)
-        serving.on_contribution(contribution, server)
-    assert serving.local_update(0).tolist() == [0.5]
+def test_with_the_prior_devices_report_their_shares():
+    _, tasks = begun()
+    assert tasks[0].spec.report_shares
+    spec = personalised(build_strategy("latecomer"), prior=True).prepare(TrainSpec())
+    assert spec.report_shares
+    assert spec.prior_correction  # what the strategy itself asks for stays
 
 
-def test_the_update_of_a_device_that_left_is_kept():
-    server, serving, commands = two_devices()
-    answer(server, commands, (0.2, 0.2), 1)
-    server.handle(Left(1))
-    assert serving.local_update(1).tolist() == [0.5]
-    assert serving.local_update(2) is None
-    assert serving.class_prior([0, 1], 2).tolist() == [0.25, 0.75]
-    assert serving.class_prior([2], 2) is None
-
-
-def test_without_interpolation_no_update_is_kept():
-    server, serving, commands = two_devices(interpolation=0.0)
-    answer(server, commands, (0.2, 0.2), 1)
-    assert serving.local_update(0) is None
-
-
-@pytest.mark.parametrize("private", [{"noise_std": 1.0}, {"epsilon": 1.0}])
-def test_private_updates_are_not_kept(private):
-    server, serving, commands = two_devices()
-    task = sends(commands)[0]
-    server.handle(Arrived(task.device, Update(task.id, torch.ones(1), 1, **private)))
-    assert serving.local_update(task.device) is None
-
-
-def test_a_restored_server_personalises_in_the_same_way():
-    server, serving, commands = two_devices()
-    answer(server, commands, (0.1, 0.4), MIN_ARRIVALS)
-    again, restored, _ = two_devices()
+def test_a_restored_server_gives_the_same_settings():
+    server, tasks = begun(finetune_epochs=1)
+    report(server, tasks, 0, 0.3, 0.7)
+    again, _ = begun(finetune_epochs=1)
     again.restore(decode(*encode(server.state())))
-    assert restored.interpolation == 0.5
-    assert restored.local_update(0).tolist() == serving.local_update(0).tolist() == [0.5]
-    assert again.serving_settings("main") == server.serving_settings("main")
+    expected = ServingSettings(prior=True, finetune_epochs=1, class_prior=(0.3, 0.7))
+    assert again.serving_settings("main") == server.serving_settings("main") == expected
