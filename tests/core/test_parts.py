@@ -2,12 +2,21 @@
 
 import functools
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from commands import logged, sends
-from latecomer.core.messages import MAIN, Arrived, Broadcast, Joined, TimerExpired, Update
+from latecomer.core.messages import (
+    MAIN,
+    Arrived,
+    Broadcast,
+    Joined,
+    ServingSettings,
+    TimerExpired,
+    Update,
+)
 from latecomer.core.parts import HOOKS, Parts
 from latecomer.core.strategy import Commit, Mix, Observer, Strategy, full_weight
 from latecomer.errors import BadInput
@@ -260,6 +269,41 @@ def test_the_server_calls_every_hook():
     moment = ["on_arrival", "on_contribution", "on_commit", "on_timer", "act"]
     assert part.called == [*moment, "on_fork", "on_absorb"]
     assert sorted(part.called) == sorted(HOOKS)
+
+
+class Adding(Observer):
+    """Doubles the model and adds `amount`, and appends it to the class prior."""
+
+    def __init__(self, amount):
+        self.amount = amount
+
+    def deployed(self, params, lineage, view):
+        return 2 * params + self.amount
+
+    def serving(self, settings, lineage, view):
+        return replace(settings, class_prior=(*settings.class_prior, self.amount, lineage))
+
+
+def test_the_deployed_model_and_the_settings_pass_through_all_parts_in_order():
+    server = server_of(Strategy(observers=(Adding(1.0), Recording(), Adding(5.0))))
+    assert server.model().tolist() == [2 * 1.0 + 5.0] * SIZE
+    assert server.store.head_params().tolist() == [0.0] * SIZE
+    assert server.serving_settings(MAIN).class_prior == (1.0, MAIN, 5.0, MAIN)
+    assert Parts(Strategy(observers=(Adding(3.0),))).folded("deployed", 4.0, MAIN, None) == 11.0
+
+
+def test_without_such_parts_the_head_is_deployed():
+    server = server_of(Strategy(observers=(Recording(),)))
+    assert server.model() is server.store.head_params()
+    assert server.serving_settings(MAIN) == ServingSettings()
+
+
+def test_the_model_of_an_absorbed_lineage_is_that_of_the_other():
+    server = server_of(Strategy(observers=(Adding(1.0),)))
+    server.fork(MAIN, "gone")
+    server.absorb(MAIN, "gone")
+    assert server.serving_settings("gone").class_prior == (1.0, MAIN)
+    assert server.model("gone").tolist() == [1.0] * SIZE
 
 
 def test_a_part_inside_another_keeps_its_state_in_the_checkpoint():

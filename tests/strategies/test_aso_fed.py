@@ -130,7 +130,7 @@ def commit_of_one(networks, submodel=None, attention=True):
     strategy = aso_fed(attention=attention)
     server = Server(torch.zeros(SIZE), strategy, TrainSpec(), networks=networks)
     (task,) = sends(server.handle(Joined(0, submodel)))
-    size = SIZE if submodel is None else submodel.size
+    size = SIZE if submodel is None else len(submodel.index)
     server.handle(answer(task, *[1.0] * size))
     return head(server)
 

@@ -33,9 +33,9 @@ def test_the_weight_by_hand():
 
 def test_only_the_coordinates_of_a_sub_model_count():
     server, fast, slow = begun(Submodel("second", torch.tensor([1])), lam=1.0, eps=2.0)
-    server.handle(answer(fast, 90.0, 4.0))
+    server.handle(answer(fast, 9.0, 4.0))
     server.handle(answer(slow, 4.0))  # |2| / |4| = 0.5
-    assert server.store.head_params().tolist() == pytest.approx([45.0, 3.6])
+    assert server.store.head_params().tolist() == pytest.approx([4.5, 3.6])
 
 
 def test_an_empty_update_is_no_division_by_zero():

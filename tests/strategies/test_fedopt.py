@@ -62,9 +62,9 @@ def test_fedyogi_by_hand():
 
 
 def test_fedadam_by_hand():
-    found = heads_after(fedadam(server_lr=1.0, beta1=0.5, beta2=0.75, tau=1.0), 1.0, 5.0)
-    # m = 1/2, v = 3/4 + 1/4 = 1: 0.5 / (1 + 1). Then m = 1/4 + 5/2, v = 3/4 + 25/4 = 7.
-    assert found == pytest.approx([0.25, 0.25 + 2.75 / (math.sqrt(7) + 1)])
+    found = heads_after(fedadam(server_lr=1.0, beta1=0.5, beta2=0.75, tau=1.0), 1.0, 3.0)
+    # m = 1/2, v = 3/4 + 1/4 = 1: 0.5 / (1 + 1). Then m = 1/4 + 3/2, v = 3/4 + 9/4 = 3.
+    assert found == pytest.approx([0.25, 0.25 + 1.75 / (math.sqrt(3) + 1)])
 
 
 def test_fedadam_keeps_a_share_of_its_second_moment():

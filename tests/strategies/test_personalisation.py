@@ -7,11 +7,16 @@ from commands import sends
 from latecomer.core.codec import decode, encode
 from latecomer.core.messages import Arrived, Joined, ServingSettings, TrainSpec, Update
 from latecomer.core.strategy import Strategy
+from latecomer.strategies.parts.dispatching import OneLineageEach
 from latecomer.strategies.parts.personalisation import personalised
 from latecomer.strategies.recipe import build_strategy
 from toy import SIZE, server_of
 
 PLAIN = Strategy()
+
+
+def by_device(contribution, view):
+    return f"device-{contribution.task.device}"
 
 
 def begun(devices=3, prior=True, finetune_epochs=0):
@@ -33,17 +38,17 @@ def test_the_class_prior_is_the_mean_share_weighted_by_examples():
     assert server.serving_settings("main").class_prior == pytest.approx((0.8, 0.2))
     report(server, tasks, 0, 0.2, 0.8, examples=9)  # replaces its first
     assert server.serving_settings("main").class_prior == pytest.approx((0.2, 0.8))
-    assert tasks[0].serving == server.serving_settings("main")
 
 
 def test_the_class_prior_is_that_of_the_devices_of_the_lineage():
-    server, tasks = begun()
+    strategy = Strategy(route=by_device, dispatch=OneLineageEach())
+    server = server_of(personalised(strategy, prior=True))
+    tasks = {t.device: t for t in sends(server.handle(*map(Joined, range(2))))}
     report(server, tasks, 0, 1.0, 0.0)
     report(server, tasks, 1, 0.0, 1.0)
-    server.fork("main", "other")
-    server.assign(1, "other")
-    assert server.serving_settings("main").class_prior == (1.0, 0.0)
-    assert server.serving_settings("other").class_prior == (0.0, 1.0)
+    assert server.serving_settings("main").class_prior == ()
+    assert server.serving_settings("device-0").class_prior == (1.0, 0.0)
+    assert server.serving_settings("device-1").class_prior == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.6), (-0.5, 1.5), (1.0,), ()])

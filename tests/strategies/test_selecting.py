@@ -259,7 +259,7 @@ def test_thirteen_are_asked_and_ten_are_waited_for():
     assert server.store.commits == 0
     server.handle(answer(tasks[9]))
     assert server.store.commits == 1
-    commands = server.handle(answer(tasks[10], delta=99.0, seconds=7.0, loss=3.0))
+    commands = server.handle(answer(tasks[10], delta=9.0, seconds=7.0, loss=3.0))
     assert logged(commands, "drop")
     assert server.store.head_params().item() == 1.0
     # Its seconds and its utility are recorded all the same.
