@@ -188,7 +188,9 @@ def test_garbage_does_not_drag_a_robust_one_away(build, rule):
 
 
 def test_a_fast_device_does_not_outvote_the_others():
-    server = Server(torch.zeros(1), robust_fedbuff(size=6, decay="constant"), TrainSpec(), unbounded())
+    server = Server(
+        torch.zeros(1), robust_fedbuff(size=6, decay="constant"), TrainSpec(), unbounded()
+    )
     bad, *good = sends(server.handle(*map(Joined, range(4))))
     for _ in range(3):
         answer = Arrived(0, Update(bad.id, torch.tensor([-100.0]), 1))
