@@ -21,7 +21,7 @@ from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
 PACES = {
     "gather": {"share": 0.4},
     "at-once": {"share": 0.0},
-    "quorum": {"share": 0.7, "advanced": {"wait": True}},
+    "majority": {"share": 0.7},
 }
 SLOTS = {
     f"{pace}-{'compensated' if compensate else 'plain'}-{clusters}": {
@@ -126,11 +126,12 @@ FACTORS = {
     "pace": {
         "gather": {},
         "at-once": {"strategy": {"share": 0.0}},
-        "quorum": {"strategy": {"share": 0.7, "advanced": {"wait": True}}},
+        "majority": {"strategy": {"share": 0.7}},
     },
     "compensate": {"on": {}, "off": {"strategy": {"compensate": False}}},
     "clusters": {"four": {}, "one": {"strategy": {"clusters": 1}}},
-    "push": {"on": {}, "off": {"strategy": {"push": False}}},
+    "surrogates": {"on": {}, "off": {"strategy": {"surrogates": False}}},
+    "personalise": {"off": {}, "on": {"personalise": {"prior": True, "finetune_epochs": 1}}},
     "submodels": {
         "none": {},
         "declared": {"submodels": {"level": "declared", "widths": [1.0, 0.5]}},
@@ -157,9 +158,7 @@ def covering():
 
 
 def config_of(choice):
-    tree = merged(
-        TINY, {"strategy": {"name": "latecomer", "advanced": {"samples": 4, "iterations": 3}}}
-    )
+    tree = merged(TINY, {"strategy": {"name": "latecomer", "samples": 4, "iterations": 3}})
     for factor, value in choice.items():
         tree = merged(tree, FACTORS[factor][value])
     return parse(tree)

@@ -1,15 +1,24 @@
 """The model that a device uses between its tasks."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save
 
-from latecomer.core.messages import ServingSettings
-from latecomer.device.deployed_model import FILE, load_deployed_model, save_deployed_model
+from latecomer.core.messages import ServingSettings, TrainSpec
+from latecomer.device.deployed_model import (
+    FILE,
+    FORMAT,
+    load_deployed_model,
+    save_deployed_model,
+)
 from latecomer.device.disk import replace_file
 from latecomer.device.flat import flat_model
 from latecomer.device.networks import build_networks
-from latecomer.device.personalisation import prior_shift
+from latecomer.device.personalisation import personalise, prior_shift
+from latecomer.device.training import average_loss
 from latecomer.errors import BadInput
 
 MODEL = flat_model("mlp", (4,), 3, (5,))
@@ -18,56 +27,52 @@ MINE = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
-def kept(folder, use, change=None, model=MODEL, submodel=""):
+SPEC = TrainSpec(local_epochs=1, batch_size=2, lr=0.3)
+
+
+def kept(folder, settings, model=MODEL, submodel="", spec=SPEC):
     params = model.init(1)
-    save_deployed_model(folder, params, change, submodel, use)
-    return params
-
-
-def trained(params, labels=LABELS):
-    """After it has learnt these labels of its own examples."""
-    params = params.clone()
-    for _ in range(300):
-        at = params.clone().requires_grad_()
-        loss = torch.nn.functional.cross_entropy(MODEL.logits(at, MINE), labels)
-        params -= 0.3 * torch.autograd.grad(loss, at)[0]
+    save_deployed_model(folder, params, submodel, settings, spec)
     return params
 
 
 def test_without_settings_it_is_the_model_of_the_task(tmp_path):
-    params = kept(tmp_path, ServingSettings(), torch.ones(MODEL.layout.size))
+    params = kept(tmp_path, ServingSettings())
     assert torch.equal(
         load_deployed_model(tmp_path, MODEL, MINE, LABELS)(X), MODEL.logits(params, X).detach()
     )
 
 
-def test_interpolation_prior_correction_and_output_bias_by_hand(tmp_path):
-    change = 2 * (trained(MODEL.init(1)) - MODEL.init(1))
-    use = ServingSettings(0.5, 1.0, class_prior=(0.5, 0.25, 0.25), output_bias=(0.0, 1.0, -1.0))
-    params = kept(tmp_path, use, change)
+def test_prior_correction_and_output_bias_by_hand(tmp_path):
+    settings = ServingSettings(True, 0, (0.5, 0.25, 0.25), (0.0, 1.0, -1.0))
+    params = kept(tmp_path, settings)
     found = load_deployed_model(tmp_path, MODEL, MINE, LABELS)
-    offset = torch.tensor([0.0, 1.0, -1.0])
-    offset = offset + prior_shift(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
-    tried = [params + part * change for part in (0.0, 0.125, 0.25, 0.5)]
-    wrong = [int(((MODEL.logits(p, MINE) + offset).argmax(1) != LABELS).sum()) for p in tried]
-    assert min(wrong) < wrong[0]
-    best = tried[wrong.index(min(wrong))]
-    assert torch.allclose(found(X), MODEL.logits(best, X) + offset)
-    assert found.settings == use
+    bias = torch.tensor([0.0, 1.0, -1.0])
+    bias = bias + prior_shift(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
+    assert torch.allclose(found(X), MODEL.logits(params, X) + bias)
+    assert torch.equal(found.params, params)
+    assert found.settings == settings
 
 
-def test_an_update_that_raises_the_training_errors_is_left_out(tmp_path):
-    right = trained(MODEL.init(1))
-    save_deployed_model(
-        tmp_path, right, trained(right, (LABELS + 1) % 3) - right, "", ServingSettings(1.0)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_it_is_fine_tuned_by_the_stored_training_program(tmp_path, optimizer):
+    """Every field of the program and of the settings is read back as it was stored."""
+    spec = replace(SPEC, optimizer=optimizer, weight_decay=0.01, momentum=0.9, report_shares=True)
+    settings = ServingSettings(True, 5, (0.5, 0.25, 0.25), (0.0, 1.0, -1.0))
+    params = kept(tmp_path, settings, spec=spec)
+    expected = personalise(MODEL, params, settings, spec, MINE, LABELS)
+    found = load_deployed_model(tmp_path, MODEL, MINE, LABELS)
+    assert found.settings == settings
+    assert torch.equal(found.params, expected.params)
+    assert torch.equal(found.output_bias, expected.output_bias)
+    assert average_loss(MODEL, found.params, MINE, LABELS) < average_loss(
+        MODEL, params, MINE, LABELS
     )
-    assert torch.equal(load_deployed_model(tmp_path, MODEL, MINE, LABELS).params, right)
 
 
 def test_a_prior_of_other_classes_is_ignored(tmp_path):
     params = kept(
-        tmp_path,
-        ServingSettings(prior_correction=1.0, class_prior=(0.5, 0.5), output_bias=(9.0, -9.0)),
+        tmp_path, ServingSettings(prior=True, class_prior=(0.5, 0.5), output_bias=(9.0, -9.0))
     )
     expected = MODEL.logits(params, X) + prior_shift(LABELS, 3)
     assert torch.allclose(load_deployed_model(tmp_path, MODEL, MINE, LABELS)(X), expected)
@@ -89,7 +94,11 @@ def test_a_model_that_cannot_be_used_gives_one_line(tmp_path):
     with pytest.raises(BadInput, match="of another network"):
         load_deployed_model(tmp_path, flat_model("mlp", (4,), 3, (6,)), MINE, LABELS)
     replace_file(tmp_path / FILE, save({"params": torch.zeros(1)}, {"told": "{}"}))
-    with pytest.raises(BadInput, match="format 1, this version reads 2; the device's next task"):
+    with pytest.raises(BadInput, match="format 1, this version reads 3; the device's next task"):
+        load_deployed_model(tmp_path, MODEL, MINE, LABELS)
+    stored = {"format": FORMAT, "submodel": "", "settings": {}, "spec": {"unknown": 1}}
+    replace_file(tmp_path / FILE, save({"params": torch.zeros(1)}, {"model": json.dumps(stored)}))
+    with pytest.raises(BadInput, match="damaged"):
         load_deployed_model(tmp_path, MODEL, MINE, LABELS)
     (tmp_path / FILE).write_bytes(b"nothing")
     with pytest.raises(BadInput, match="damaged"):

@@ -144,6 +144,16 @@ def test_no_loss_is_sent_without_offers():
     assert not any(name.startswith("loss") for name in client().perform(task()).metrics)
 
 
+def test_class_shares_are_those_of_all_examples():
+    device = client()
+    update = device.perform(task(TrainSpec(2, 4, 0.5, report_shares=True)))
+    counts = torch.bincount(device.y, minlength=3)
+    assert update.metrics == {f"share_{j}": pytest.approx(n / 20) for j, n in enumerate(counts)}
+    plain = device.perform(task(TrainSpec(2, 4, 0.5)))
+    assert plain.metrics == {}
+    assert torch.equal(update.delta, plain.delta)
+
+
 def test_a_private_device_sends_no_feedback_and_takes_no_newer_model():
     privacy = Privacy("gaussian", per_release_multiplier(1.0, 1e-5), clip=1.0, delta=1e-5)
     better = Offer("other", 1, 5 * SAME)
@@ -170,7 +180,7 @@ def test_while_data_grow_no_example_changes_its_part():
 
 def test_the_error_is_after_the_label_shift_correction():
     x, y = rows([0.4, 0.5, 0.1]).repeat(8, 1), torch.zeros(8, dtype=torch.int64)
-    plain, corrected = (feedback(MIRROR, SAME, x, y, factor) for factor in (0.0, 1.0))
+    plain, corrected = (feedback(MIRROR, SAME, x, y, on) for on in (False, True))
     assert (plain["error"], corrected["error"]) == (1.0, 0.0)
     assert corrected["soft_0"] == plain["soft_0"]
     assert corrected["feedback"] == plain["feedback"]

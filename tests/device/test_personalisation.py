@@ -1,4 +1,4 @@
-"""Label-shift correction and interpolation with the last update, by hand."""
+"""Label-shift correction and fine-tuning on a device, by hand."""
 
 import math
 from dataclasses import replace
@@ -7,17 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from latecomer.core.messages import ServingSettings
+from latecomer.core.messages import ServingSettings, TrainSpec
 from latecomer.device.flat import FlatModel
 from latecomer.device.personalisation import (
-    MAX_EXAMPLES,
+    FINETUNE_SEED,
     PRIOR_WEIGHTS,
-    interpolated,
     output_bias,
     personalise,
     prior_shift,
-    training_errors,
 )
+from latecomer.device.training import average_loss, local_update, plan_batches
 
 
 def test_a_class_that_is_frequent_here_gains_the_log_of_its_share():
@@ -60,106 +59,82 @@ def test_the_correction_of_a_class_that_the_model_never_predicts_is_bounded():
 
 def test_a_balanced_device_corrects_no_prediction():
     logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    bias = output_bias(ServingSettings(prior_correction=1.0), torch.arange(4).repeat(3), 4)
+    bias = output_bias(ServingSettings(prior=True), torch.arange(4).repeat(3), 4)
     assert torch.equal((logits + bias).argmax(1), logits.argmax(1))
 
 
-def test_the_output_bias_is_that_of_the_settings_plus_the_scaled_correction():
+def test_the_output_bias_is_that_of_the_settings_plus_the_correction():
     labels, prior = torch.tensor([0, 0, 0]), (0.25, 0.75)
     shift = prior_shift(labels, 2, torch.tensor(prior, dtype=torch.float64))
-    settings = ServingSettings(0.0, 0.5, prior, (1.0, -2.0))
+    settings = ServingSettings(True, 0, prior, (1.0, -2.0))
     found = output_bias(settings, labels, 2)
-    assert torch.equal(found, torch.tensor([1.0, -2.0]) + 0.5 * shift)
+    assert torch.equal(found, torch.tensor([1.0, -2.0]) + shift)
     assert found[0] > 1.0
-    assert output_bias(replace(settings, prior_correction=0.0), labels, 2).tolist() == [1.0, -2.0]
+    assert output_bias(replace(settings, prior=False), labels, 2).tolist() == [1.0, -2.0]
     assert output_bias(ServingSettings(), labels, 2).tolist() == [0.0, 0.0]
+
+
+def test_the_correction_with_a_given_class_prior_by_hand():
+    """20 examples of class 1, which the model expects in a quarter of all cases.
+
+    One class only is likeliest with the least weight t = 0.1 of the prior: p_device is
+    (20 + 0.1 / 4) / 20.1 for class 1 and 0.075 / 20.1 for class 0.
+    """
+    settings = ServingSettings(prior=True, class_prior=(0.75, 0.25))
+    found = output_bias(settings, torch.ones(20, dtype=torch.int64), 2)
+    by_hand = [math.log(0.075 / 20.1 / 0.75), math.log(20.025 / 20.1 / 0.25)]
+    assert found.tolist() == pytest.approx(by_hand, rel=1e-5)
+    assert found.tolist() == pytest.approx([-5.30330, 1.38256], abs=1e-4)
 
 
 def test_a_prior_and_a_bias_of_another_number_of_classes_are_ignored():
     labels = torch.tensor([0, 0, 0])
-    settings = ServingSettings(0.0, 1.0, (0.2, 0.3, 0.5), (9.0,))
+    settings = ServingSettings(True, 0, (0.2, 0.3, 0.5), (9.0,))
     assert torch.equal(output_bias(settings, labels, 2), prior_shift(labels, 2))
 
 
-NONE = torch.zeros(2)
-
-
-def to(goal):
-    return lambda params: (params[0] - goal).abs().item()
-
-
-@pytest.mark.parametrize(
-    ("keep", "goal", "found"),
-    [
-        (1.0, 9.0, [5.0, 0.0]),  # all of it is not enough
-        (1.0, 3.1, [3.0, 1.0]),
-        (1.0, 1.9, [2.0, 1.5]),
-        (1.0, 0.0, [1.0, 2.0]),  # it would do harm
-        (0.5, 9.0, [3.0, 1.0]),
-        (0.5, 1.4, [1.5, 1.75]),
-    ],
-)
-def test_the_share_of_the_update_with_the_fewest_errors_is_added(keep, goal, found):
-    params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
-    assert interpolated(params, change, keep, to(goal)).tolist() == found
-
-
-def test_an_update_without_fewer_errors_is_left_out():
-    params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
-    assert interpolated(params, change, 1.0, lambda params: 3) is params
-
-
-def test_without_an_update_of_this_size_the_parameters_are_returned():
-    params, change = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])
-    assert interpolated(params, change, 0.0, to(9.0)) is params
-    assert interpolated(params, None, 0.5, to(9.0)) is params
-    assert interpolated(params, torch.ones(1), 0.5, to(9.0)) is params  # of a narrower network
-
-
-def test_errors_are_counted_with_the_output_bias():
-    x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.2, 0.0]]), torch.tensor([0, 1, 1])
-    assert training_errors(torch.mul, x, y, NONE)(torch.ones(1)) == 1
-    assert training_errors(torch.mul, x, y, torch.tensor([0.0, 0.5]))(torch.ones(1)) == 0
-    assert training_errors(torch.mul, x, y, NONE)(torch.tensor([math.inf])) == 3  # it has diverged
-    assert training_errors(torch.mul, x[:0], y[:0], NONE)(torch.ones(1)) == 0
-
-
-def test_errors_are_counted_on_a_fixed_subsample():
-    asked = []
-
-    def logits(params, x):
-        asked.append(x)
-        return torch.stack([x, -x], 1)
-
-    errors = training_errors(
-        logits, torch.arange(1000.0), torch.zeros(1000, dtype=torch.int64), NONE
-    )
-    assert errors(torch.zeros(1)) == errors(torch.zeros(1)) == 0
-    assert len(asked[0]) == MAX_EXAMPLES
-    assert torch.equal(asked[0], asked[1])
-
-
 LINEAR = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)  # parameters: two weights, two biases
+PARAMS = torch.tensor([0.0, 0.0, 4.0, 0.0])  # logits (4, 0)
+X, Y = torch.tensor([[-1.0], [-1.0], [1.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1, 1])
+SPEC = TrainSpec(local_epochs=7, batch_size=2, lr=0.5)
 
 
-def test_personalisation_by_hand():
-    """Classes at x = -1 and x = 1, a model that predicts class 0 only, an update to class 1.
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_fine_tuning_is_local_training_in_a_fixed_order(epochs, optimizer):
+    spec = replace(SPEC, optimizer=optimizer)
+    settings = ServingSettings(finetune_epochs=epochs, output_bias=(1.0, 0.0))
+    found = personalise(LINEAR, PARAMS, settings, spec, X, Y)
+    short = replace(spec, local_epochs=epochs)
+    plan = plan_batches(5, short, torch.Generator().manual_seed(FINETUNE_SEED))
+    assert torch.equal(found.params, local_update(LINEAR, PARAMS, X, Y, short, plan))
+    assert found.output_bias.tolist() == [1.0, 0.0]
+    assert average_loss(LINEAR, found.params, X, Y) < average_loss(LINEAR, PARAMS, X, Y)
+    assert PARAMS.tolist() == [0.0, 0.0, 4.0, 0.0]
+    again = personalise(LINEAR, PARAMS, settings, spec, X, Y)
+    assert torch.equal(again.params, found.params)
 
-    Labels are balanced and the class prior is uniform: the label-shift correction is 0.
-    """
-    x, y = torch.tensor([[-1.0], [-1.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1])
-    params = torch.tensor([0.0, 0.0, 4.0, 0.0])  # logits (4, 0)
-    update = torch.tensor([0.0, 8.0, 0.0, 16.0])  # of the second class: 8 x + 16
-    settings = ServingSettings(0.5, 1.0, (0.5, 0.5), (1.0, 0.0))
 
-    def found(settings, update=update):
-        return personalise(LINEAR, params, settings, update, x, y)
+def test_one_step_of_fine_tuning_by_hand():
+    """One example x = 1 of class 1, logits (0, 0): the gradient of the logits is (1/2, -1/2)."""
+    x, y = torch.tensor([[1.0]]), torch.tensor([1])
+    spec = TrainSpec(local_epochs=5, batch_size=4, lr=0.5, momentum=0.0)
+    found = personalise(LINEAR, torch.zeros(4), ServingSettings(finetune_epochs=1), spec, x, y)
+    assert found.params.tolist() == [-0.25, 0.25, -0.25, 0.25]
 
-    # Of s / 2 of the update class 1 has 12 s at x = 1 and 4 s at x = -1. Class 0 has 5, 4, 2.5.
-    assert found(settings).output_bias.tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
-    assert found(settings).params.tolist() == [0.0, 2.0, 4.0, 4.0]  # s = 0.5: 6 and 2
-    assert found(replace(settings, output_bias=())).params.tolist() == [0.0, 2.0, 4.0, 4.0]
-    lower = replace(settings, output_bias=(-1.5, 0.0))
-    assert found(lower).params.tolist() == [0.0, 1.0, 4.0, 2.0]  # s = 0.25: 3 and 1
-    assert found(replace(settings, interpolation=0.0)).params is params
-    assert found(settings, None).params is params
+
+def test_fine_tuning_trains_every_layer_without_clipping_and_proximal_term():
+    """They protect what is sent or keep clients together; a fine-tuned model does neither."""
+    settings = ServingSettings(finetune_epochs=2)
+    plain = personalise(LINEAR, PARAMS, settings, SPEC, X, Y).params
+    limited = replace(SPEC, last_layer_only=True, prox=10.0, clip=1e-3)
+    assert torch.equal(personalise(LINEAR, PARAMS, settings, limited, X, Y).params, plain)
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_without_epochs_or_examples_the_parameters_are_returned(prior):
+    settings = ServingSettings(prior)
+    assert personalise(LINEAR, PARAMS, settings, SPEC, X, Y).params is PARAMS
+    found = personalise(LINEAR, PARAMS, replace(settings, finetune_epochs=3), SPEC, X[:0], Y[:0])
+    assert found.params is PARAMS
+    assert found.output_bias.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)

@@ -11,6 +11,7 @@ from latecomer.device.disk import DeviceDisk
 from latecomer.device.flat import flat_model
 from latecomer.device.ledger import Ledger
 from latecomer.device.networks import build_networks
+from latecomer.device.personalisation import personalise
 from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
 from latecomer.engines.wire import (
@@ -58,15 +59,17 @@ def test_it_trains_as_the_same_client_does(tmp_path):
 def test_the_deployed_model_follows_the_serving_settings_of_the_task(tmp_path, until):
     agent = an_agent(tmp_path)
     task = a_task(spec=replace(SPEC, local_epochs=2))
-    use = ServingSettings(0.5, 1.0, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
+    use = ServingSettings(True, 2, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
     answer = agent.answer(encode_task(task, "s-0", "r", until, use))
     if until:
         answer = agent.answer(encode_resume(ResumeOrder("s-0", 2)))
-    delta = decode_update(answer, task, "s-0").delta
+    assert decode_update(answer, task, "s-0").delta is not None
     own = an_agent(tmp_path).load_deployed_model()
     assert own.settings == use
-    tried = [task.params + part * delta for part in (0.0, 0.125, 0.25, 0.5)]
-    assert any(torch.equal(own.params, params) for params in tried)
+    expected = personalise(MODEL, task.params, use, task.spec, *data())
+    assert torch.equal(own.params, expected.params)
+    assert not torch.equal(own.params, task.params)
+    assert torch.equal(own.output_bias, expected.output_bias)
     asked(agent, "s-1")  # of a server that says nothing of it
     assert an_agent(tmp_path).load_deployed_model().settings == ServingSettings()
 
@@ -79,11 +82,11 @@ def test_class_prior_and_output_bias_are_not_used_with_an_offered_model(tmp_path
     task = a_task(offers=(Offer("b", 1, good),))
     agent = an_agent(tmp_path)
     answer = agent.answer(
-        encode_task(task, "s-0", "r", serving=ServingSettings(0.0, 1.0, (0.2, 0.3, 0.5), (1.0,)))
+        encode_task(task, "s-0", "r", serving=ServingSettings(True, 0, (0.2, 0.3, 0.5), (1.0,)))
     )
     assert decode_update(answer, task, "s-0").choice == 1
     own = agent.load_deployed_model()
-    assert own.settings == ServingSettings(0.0, 1.0)
+    assert own.settings == ServingSettings(prior=True)
     assert torch.equal(own.params, good)
 
 
@@ -97,13 +100,17 @@ def test_an_answer_is_sent_even_if_the_model_cannot_be_stored(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_noised_update_is_not_interpolated_with(tmp_path, optimizer):
+def test_a_private_device_fine_tunes_without_noise_and_sends_nothing_of_it(tmp_path, optimizer):
+    spec = replace(SPEC, optimizer=optimizer, report_shares=True)
+    task, use = a_task(spec=spec), ServingSettings(True, 1)
     agent = an_agent(tmp_path, PRIVATE)
-    spec = replace(SPEC, optimizer=optimizer)
-    agent.answer(
-        encode_task(a_task(spec=spec), "s-0", "r", serving=ServingSettings(interpolation=1.0))
-    )
-    assert torch.equal(agent.load_deployed_model().params, a_task().params)
+    update = decode_update(agent.answer(encode_task(task, "s-0", "r", serving=use)), task, "s-0")
+    assert not update.metrics
+    spent = Ledger.from_tensor(DeviceDisk(tmp_path).load_ledger(DeviceDisk(tmp_path).load()))
+    expected = personalise(MODEL, task.params, use, spec, *data())
+    assert torch.equal(agent.load_deployed_model().params, expected.params)
+    after = Ledger.from_tensor(DeviceDisk(tmp_path).load_ledger(DeviceDisk(tmp_path).load()))
+    assert PRIVATE.epsilon(after) == PRIVATE.epsilon(spent) == update.epsilon
 
 
 def test_a_device_has_the_same_key_after_a_restart_which_is_not_its_secret(tmp_path):

@@ -12,8 +12,9 @@ from latecomer.core.messages import ServingSettings
 from latecomer.engines.deployment_loop import Timeouts
 from latecomer.engines.transport import Delivery
 from latecomer.engines.wire import Packed, Payload, decode_task, pack
+from latecomer.strategies.parts.personalisation import personalised
 from latecomer.strategies.recipe import recipes
-from toy import SIZE
+from toy import SIZE, ToyTrainer, server_of, toy_strategy
 
 BAD = 2  # the node that misbehaves
 
@@ -140,21 +141,30 @@ class RecordsSettings(ToyNode):
         return super().__call__(kind, payload)
 
 
-def test_tasks_carry_the_serving_settings():
-    node = RecordsSettings("toy-0")
-    run = ToyFederation("latecomer", nodes={0: node})
+class ReportsShares(ToyTrainer):
+    """Every device has three examples of class 0 for one of class 1."""
+
+    def update(self, task, rebases=()):
+        return replace(super().update(task, rebases), metrics={"share_0": 0.75, "share_1": 0.25})
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedbuff", "echopfl", "latecomer"])
+def test_tasks_carry_the_serving_settings(strategy, monkeypatch):
+    def server(name, options):
+        return server_of(personalised(toy_strategy(name, options), True, 2))
+
+    monkeypatch.setattr("fake_grid.toy_server", server)
+    node = RecordsSettings("toy-0", trainer=ReportsShares())
+    run = ToyFederation(strategy, nodes={0: node})
     run.until(40)
-    assert node.settings[-1] == ServingSettings(prior_correction=1.0)
-    run.server.strategy.serving.prior_correction = 0.5
-    run.until(80)
-    assert (
-        node.settings[-1]
-        == run.server.serving_settings("main")
-        == ServingSettings(prior_correction=0.5)
-    )
+    assert node.settings[0] == ServingSettings(True, 2)
+    assert node.settings[-1] == ServingSettings(True, 2, (0.75, 0.25))
+
+
+def test_without_personalisation_the_model_is_used_as_it_is_sent():
     plain = RecordsSettings("toy-0")
     ToyFederation("fedasync", nodes={0: plain}).until(10)
-    assert plain.settings[-1] is None
+    assert set(plain.settings) == {ServingSettings()}
 
 
 @pytest.mark.parametrize("strategy", sorted(recipes()))

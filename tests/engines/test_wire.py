@@ -10,6 +10,7 @@ import torch
 from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel
 from latecomer.engines.wire import (
+    MAX_FINETUNE_EPOCHS,
     MAX_METRICS,
     Introduction,
     InvalidPayload,
@@ -64,7 +65,7 @@ def test_a_task_comes_out_as_it_went_in():
 
 
 @pytest.mark.parametrize(
-    "serving", [None, ServingSettings(), ServingSettings(0.5, 1, (0.25, 0.75), (1.0, -1.0))]
+    "serving", [None, ServingSettings(), ServingSettings(True, 3, (0.25, 0.75), (1.0, -1.0))]
 )
 def test_how_a_model_is_used_goes_with_the_task(serving):
     assert (
@@ -76,9 +77,12 @@ def test_how_a_model_is_used_goes_with_the_task(serving):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"serving.interpolation": "much"},
-        {"serving.interpolation": [0.5]},
-        {"serving.prior_correction": float("nan")},
+        {"serving.prior": "yes"},
+        {"serving.prior": 1},
+        {"serving.finetune_epochs": "many"},
+        {"serving.finetune_epochs": [1]},
+        {"serving.finetune_epochs": 1.5},
+        {"serving.finetune_epochs": True},
         {"serving.output_bias": "1.0"},
         {"serving.output_bias": [0.0, float("inf")]},
         {"serving.class_prior": [True, False]},
@@ -86,9 +90,23 @@ def test_how_a_model_is_used_goes_with_the_task(serving):
     ],
 )
 def test_a_device_refuses_a_use_that_cannot_be(changes):
-    payload = encode_task(a_task(), "s-7", serving=ServingSettings(0.5))
+    payload = encode_task(a_task(), "s-7", serving=ServingSettings(True))
     with pytest.raises(InvalidPayload, match="must be a"):
         decode_task(replace(payload, fields={**payload.fields, **changes}), whole)
+
+
+@pytest.mark.parametrize("epochs", [-1, MAX_FINETUNE_EPOCHS + 1, 10**12, -(2**63)])
+def test_a_device_refuses_to_fine_tune_without_end(epochs):
+    payload = encode_task(a_task(), "s-7", serving=ServingSettings())
+    fields = {**payload.fields, "serving.finetune_epochs": epochs}
+    with pytest.raises(InvalidPayload, match="finetune_epochs must be 0 to 100"):
+        decode_task(replace(payload, fields=fields), whole)
+
+
+@pytest.mark.parametrize("epochs", [0, MAX_FINETUNE_EPOCHS])
+def test_a_device_accepts_as_many_epochs_as_a_config_may_ask_for(epochs):
+    settings = ServingSettings(finetune_epochs=epochs)
+    assert decode_task(encode_task(a_task(), "s-7", serving=settings), whole).serving == settings
 
 
 def test_a_task_does_not_reveal_lineage_and_version():

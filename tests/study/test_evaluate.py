@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latecomer.core.messages import Joined, ServingSettings
+from latecomer.core.messages import Joined, ServingSettings, TrainSpec
 from latecomer.core.server import Server
-from latecomer.core.strategy import ServerView
+from latecomer.core.strategy import Observer, ServerView
 from latecomer.core.submodel import take
 from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
-from latecomer.device.personalisation import prior_shift, subsample
+from latecomer.device.personalisation import personalise, prior_shift, subsample
 from latecomer.strategies.parts.labels import output_bias
+from latecomer.strategies.parts.personalisation import personalised
 from latecomer.study import evaluate
 from latecomer.study.config import Config
 from latecomer.study.evaluate import Evaluator
@@ -29,36 +29,9 @@ MakeConfig = Callable[..., Config]
 NETWORK = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)  # two weights, then two biases
 UP = torch.tensor([0.0, 1.0, 0.0, 0.0])  # logits (0, x): class 1 where x > 0
 DOWN = -UP
+NOTHING = ServingSettings()
+SPEC = TrainSpec(local_epochs=9, batch_size=32, lr=0.2, momentum=0.0)
 DRIFT = 0.5  # the virtual time from which labels are swapped
-
-
-class FixedPersonalisation:
-    """Personalisation with given settings and given last updates of the devices."""
-
-    def __init__(
-        self,
-        interpolation: float,
-        prior_correction: float,
-        updates: dict[int, Tensor],
-        prior: Sequence[float] | None = None,
-    ) -> None:
-        self.interpolation, self.prior_correction = interpolation, prior_correction
-        self.updates, self.prior = updates, prior
-
-    def local_update(self, device: int) -> Tensor | None:
-        return self.updates.get(device)
-
-    def deployed(self, lineage: str, view: ServerView) -> Tensor:
-        return view.store.head_params(lineage)
-
-    def on_devices(self, lineage: str, view: ServerView) -> Tensor:
-        return self.deployed(lineage, view)
-
-    def class_prior(self, devices: object, classes: int) -> Tensor | None:
-        return None if self.prior is None else torch.tensor(self.prior, dtype=torch.float64)
-
-    def settings(self, lineage: str, view: ServerView) -> ServingSettings:
-        return ServingSettings(self.interpolation, self.prior_correction)
 
 
 def examples(x: Sequence[float], y: Sequence[int]) -> Examples:
@@ -81,6 +54,10 @@ def at(data: Examples, time: float) -> Examples:
     return data if time < DRIFT else Examples(data.x, 1 - data.y)
 
 
+def doubled_rate(spec: TrainSpec) -> TrainSpec:
+    return replace(spec, lr=2 * spec.lr)
+
+
 @dataclass
 class FakeExperiment:
     """What `Evaluator` reads of an experiment: four devices, three of them late."""
@@ -90,6 +67,8 @@ class FakeExperiment:
     devices: Any = DEVICES
     fleet: Any = field(default_factory=lambda: SimpleNamespace(late=frozenset({1, 2, 3})))
     model: FlatModel = NETWORK
+    spec: TrainSpec = SPEC
+    strategy: Any = field(default_factory=lambda: SimpleNamespace(prepare=doubled_rate))
 
     def __post_init__(self) -> None:
         clients = [SimpleNamespace(train=train, test=test) for train, test in self.devices]
@@ -122,12 +101,15 @@ class FakeExperiment:
 
 @dataclass
 class FakeServer:
-    """A model per lineage; the models that devices have may differ from it."""
+    """A model per lineage, used with the same settings on all devices."""
 
     models: dict[str, Tensor]
     assigned: dict[int, str] = field(default_factory=dict)
-    on_devices: dict[str, Tensor] = field(default_factory=dict)
-    strategy: Any = field(default_factory=lambda: SimpleNamespace(serving=None))
+    settings: ServingSettings = NOTHING
+
+    @property
+    def store(self) -> Any:
+        return SimpleNamespace(head_params=self.model)
 
     def lineage_of(self, device: int) -> str:
         return self.assigned.get(device, "main")
@@ -138,16 +120,16 @@ class FakeServer:
     def model(self, lineage: str) -> Tensor:
         return self.models[lineage]
 
-    def model_on_devices(self, lineage: str) -> Tensor:
-        return self.on_devices.get(lineage, self.models[lineage])
+    def serving_settings(self, lineage: str) -> ServingSettings:
+        return self.settings
 
 
 def evaluator(**changes: Any) -> Evaluator:
     return Evaluator(FakeExperiment(**changes))  # type: ignore[arg-type]
 
 
-def one_model(serving: FixedPersonalisation | None = None) -> Any:
-    return FakeServer({"main": UP}, strategy=SimpleNamespace(serving=serving))
+def one_model(settings: ServingSettings = NOTHING) -> Any:
+    return FakeServer({"main": UP}, settings=settings)
 
 
 def test_local_test_accuracy_without_personalisation() -> None:
@@ -162,63 +144,55 @@ def test_local_test_accuracy_without_personalisation() -> None:
     assert found.macro_f1 == OverDevices(pytest.approx((11 / 15 + 0 + 1) / 3), 0.0)
 
 
-@pytest.mark.parametrize("interpolation", [0.0, 1.0])
-def test_the_label_shift_correction_is_by_the_training_labels(interpolation: float) -> None:
+def test_the_label_shift_correction_is_by_the_training_labels() -> None:
     """Device 1 trains on class 1 alone: its logits gain log(0.05 / 20.1 * 2) and log(20.05 ...).
 
     Device 0 is balanced and device 3 has no training examples: nothing is corrected there.
     """
     shift = prior_shift(torch.ones(20, dtype=torch.int64), 2)
     assert shift.tolist() == pytest.approx([math.log(0.1 / 20.1), math.log(40.1 / 20.1)])
-    found = evaluator().local_test(one_model(FixedPersonalisation(interpolation, 1.0, {})))
+    found = evaluator().local_test(one_model(ServingSettings(prior=True)))
     assert found.each == {0: 0.75, 1: 1.0, 3: 1.0}  # at x = -2: 0 - 5.3 against -2 + 0.7
     assert found.late_mean == 1.0
 
 
-def test_a_smaller_factor_corrects_less() -> None:
-    """A third of a difference of 6.0 is 2.0: enough at x = -1, not at x = -2.0 - 0.003."""
-    devices = (DEVICES[0], (DEVICES[1][0], examples([-1.0, -2.003], [1, 1])), *DEVICES[2:])
-    serving = FixedPersonalisation(0.0, 1 / 3, {})
-    found = evaluator(devices=devices).local_test(one_model(serving))
-    assert found.each[1] == 0.5
-
-
-@pytest.mark.parametrize(("prior", "accuracy"), [(None, 1.0), ((0.25, 0.75), 0.0)])
+@pytest.mark.parametrize(("prior", "accuracy"), [((), 1.0), ((0.25, 0.75), 0.0)])
 def test_the_correction_is_relative_to_the_class_prior_of_the_model(
-    prior: Sequence[float] | None, accuracy: float
+    prior: tuple[float, ...], accuracy: float
 ) -> None:
     """A quarter and three quarters: up to log 3 = 1.1 for class 1 if the model is for halves."""
     mine = (examples([-1.0] * 20, [0] * 5 + [1] * 15), examples([-0.5], [1]))
-    serving = FixedPersonalisation(0.0, 1.0, {}, prior)
-    found = evaluator(devices=(DEVICES[0], mine)).local_test(one_model(serving))
+    settings = ServingSettings(prior=True, class_prior=prior)
+    found = evaluator(devices=(DEVICES[0], mine)).local_test(one_model(settings))
     assert found.each[1] == accuracy
 
 
-@pytest.mark.parametrize(
-    ("interpolation", "accuracy"),
-    [
-        (1.0, 0.25),  # all of the update: class 1 where x < 0, no training errors, 1 test hit
-        (0.5, 0.5),  # half of it: always class 0, one training error instead of two
-        (0.25, 0.75),  # no part of a quarter of it changes a prediction: none of it
-        (0.0, 0.75),
-    ],
-)
-def test_an_update_is_interpolated_as_far_as_training_examples_gain(
-    interpolation: float, accuracy: float
-) -> None:
-    updates = {0: 2 * DOWN, 1: 2 * DOWN}
-    found = evaluator().local_test(one_model(FixedPersonalisation(interpolation, 0.0, updates)))
-    assert found.each[0] == accuracy
-    assert found.each[3] == 1.0  # it has no update
-    # On device 1 as much of it: 20 of 20 training errors become none with all of it.
-    assert found.each[1] == (1.0 if interpolation == 1.0 else 0.0)
-    assert found.worst_device == (0 if interpolation == 1.0 else 1)
+def test_the_output_bias_is_added_to_the_logits() -> None:
+    """Class 1 where x > 1.5: of device 0 the first and third example are right."""
+    settings = ServingSettings(output_bias=(1.5, 0.0))
+    assert evaluator().local_test(one_model(settings)).each == {0: 0.5, 1: 0.0, 3: 0.0}
 
 
-def test_devices_are_tested_with_the_model_that_they_have() -> None:
-    server = one_model()
-    server.on_devices = {"main": DOWN}
-    assert evaluator().local_test(server).each == {0: 0.25, 1: 1.0, 3: 0.0}
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_devices_fine_tune_the_model_with_the_program_of_the_strategy(epochs: int) -> None:
+    """Device 0 has two examples, (-1, 1) and (1, 0), both wrong by a margin of 1.
+
+    A step of rate r with the gradient (p, -p), p = 1 / (1 + e^-1), at x = 1 for class 0, and the
+    reverse at x = -1, moves the weights by r (p, -p): the margin at x is 2 r p x - x. Biases stay.
+    The rate is 0.2 and `prepare` doubles it: 0.58 x - x after one epoch, still wrong. The second
+    has p = 1 / (1 + e^-0.415) = 0.602, in all 1.07 x - x: right on the training examples.
+    """
+    settings = ServingSettings(finetune_epochs=epochs)
+    found = evaluator().local_test(one_model(settings)).each
+    assert found[0] == (0.75 if epochs == 1 else 0.25)
+    assert found[3] == 1.0  # it has no training examples
+
+
+def test_fine_tuning_is_of_each_device_alone() -> None:
+    """The model of device 1, which learns class 1 alone, is not that of device 0."""
+    found = evaluator().local_test(one_model(ServingSettings(finetune_epochs=20))).each
+    assert found == {0: 0.25, 1: 1.0, 3: 1.0}
+    assert UP.tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_devices_are_tested_with_the_model_of_their_cluster() -> None:
@@ -226,10 +200,10 @@ def test_devices_are_tested_with_the_model_of_their_cluster() -> None:
     assert evaluator().local_test(server).each == {0: 0.75, 1: 1.0, 3: 0.0}
 
 
-def test_local_data_are_those_of_the_time() -> None:
-    """Labels are swapped: of device 0's training examples none is wrong any more."""
-    serving = FixedPersonalisation(1.0, 0.0, {0: 2 * DOWN})
-    found = evaluator().local_test(one_model(serving), DRIFT)
+@pytest.mark.parametrize("settings", [NOTHING, ServingSettings(finetune_epochs=2)])
+def test_local_data_are_those_of_the_time(settings: ServingSettings) -> None:
+    """Labels are swapped: the training examples of device 0 are right without fine-tuning."""
+    found = evaluator().local_test(one_model(settings), DRIFT)
     assert found.each == {0: 0.25, 1: 1.0, 3: 0.0}
 
 
@@ -344,18 +318,22 @@ def test_without_devices_there_are_no_scores() -> None:
 # The same on an experiment, with sub-models and a real server.
 
 
-class AlwaysOneClass(FixedPersonalisation):
+class AlwaysOneClass(Observer):
     """Calibrated so that one class is always predicted."""
 
     def __init__(self, network: FlatModel, predicted: int) -> None:
-        super().__init__(0.0, 0.0, {})
         self.bias, self.predicted = output_bias(network), predicted
 
-    def deployed(self, lineage: str, view: ServerView) -> Tensor:
+    def deployed(self, params: Tensor, lineage: str, view: ServerView) -> Tensor:
         assert self.bias is not None
-        moved = view.store.head_params(lineage).clone()
+        moved = params.clone()
         moved[self.bias.start + self.predicted] += 1e6
         return moved
+
+    def serving(self, settings: ServingSettings, lineage: str, view: ServerView) -> ServingSettings:
+        shift = [0.0] * 10
+        shift[self.predicted] = 1e6
+        return replace(settings, output_bias=tuple(shift))
 
 
 @pytest.fixture(params=["none", "declared"])
@@ -372,70 +350,39 @@ def with_tasks(experiment: Experiment) -> Server:
     return server
 
 
-def with_serving(experiment: Experiment, serving: FixedPersonalisation) -> Server:
-    server = with_tasks(experiment)
-    server.strategy = replace(server.strategy, observers=(serving,))
-    return server
-
-
-def measured(experiment: Experiment, serving: FixedPersonalisation) -> dict[int, float]:
-    return dict(Evaluator(experiment).local_test(with_serving(experiment, serving)).each)
-
-
-def trained_update(network: FlatModel, params: Tensor, data: Examples) -> Tensor:
-    found = params.clone()
-    for _ in range(20):
-        point = found.clone().requires_grad_()
-        loss = F.cross_entropy(network.logits(point, data.x), data.y)
-        found -= 0.1 * torch.autograd.grad(loss, point)[0]
-    return found - params
-
-
-def test_every_device_personalises_its_sub_model(experiment: Experiment) -> None:
-    server = with_tasks(experiment)
-    head = server.store.head_params()
-    updates = {}
-    for device in range(1, len(experiment.clients)):  # the first has no update
-        submodel = server.submodel_of(device)
-        network = experiment.networks(submodel)
-        assert network is not None
-        updates[device] = trained_update(
-            network, take(head, submodel), experiment.data.train_of(device)
-        )
-    found, interpolated = measured(experiment, FixedPersonalisation(0.5, 1.0, updates)), 0
-    for device, accuracy in found.items():
-        submodel = server.submodel_of(device)
-        network = experiment.networks(submodel)
-        assert network is not None
+def by_hand(experiment: Experiment, server: Server, settings: ServingSettings) -> dict[int, float]:
+    """Accuracy of the personalised sub-model of each device on its test part."""
+    found = {}
+    for device in experiment.clients:
         test, train = experiment.data.test_of(device), experiment.data.train_of(device)
-        sent, bias = take(head, submodel), prior_shift(train.y, 10)
-        update = updates.get(device, torch.zeros(len(sent)))
-        candidates = [sent + share * update for share in (0.0, 0.125, 0.25, 0.5)]
+        submodel = server.submodel_of(device)
+        network = experiment.networks(submodel)
+        assert network is not None
+        sent = take(server.store.head_params(), submodel)
+        spec = experiment.strategy.prepare(experiment.spec)
+        params, bias = personalise(network, sent, settings, spec, train.x, train.y)
         with torch.no_grad():
-            wrong = [
-                int(((network.logits(params, train.x) + bias).argmax(1) != train.y).sum())
-                for params in candidates
-            ]
-            logits = network.logits(candidates[wrong.index(min(wrong))], test.x) + bias
-        interpolated += min(wrong) < wrong[0]
-        right = (logits.argmax(1) == test.y).double().mean().item()
-        assert accuracy == pytest.approx(right)
-    assert interpolated
+            logits = network.logits(params, test.x) + bias
+        if len(test.y):
+            found[device] = (logits.argmax(1) == test.y).double().mean().item()
+    return found
 
 
-def test_an_update_that_diverged_is_left_out(experiment: Experiment) -> None:
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_every_device_personalises_its_sub_model(experiment: Experiment, epochs: int) -> None:
+    experiment.strategy = personalised(experiment.strategy, True, epochs)
     server = with_tasks(experiment)
-    head = server.store.head_params()
-    diverged = {
-        device: torch.full_like(take(head, server.submodel_of(device)), torch.nan)
-        for device in range(len(experiment.clients))
-    }
-    without = measured(experiment, FixedPersonalisation(0.0, 0.0, diverged))
-    assert measured(experiment, FixedPersonalisation(1.0, 0.0, diverged)) == without
+    settings = ServingSettings(True, epochs)  # nobody has reported class shares yet
+    assert server.serving_settings("main") == settings
+    each = Evaluator(experiment).local_test(server).each
+    assert each == pytest.approx(by_hand(experiment, server, settings))
+    assert each != by_hand(experiment, server, NOTHING)
 
 
 def test_the_calibrated_model_is_evaluated(experiment: Experiment) -> None:
-    server = with_serving(experiment, AlwaysOneClass(experiment.model, predicted=3))
+    calibration = AlwaysOneClass(experiment.model, predicted=3)
+    experiment.strategy = replace(experiment.strategy, observers=(calibration,))
+    server = with_tasks(experiment)
     test = experiment.data.central_test()
     central = Evaluator(experiment).central(server)
     assert central.accuracy == pytest.approx((test.y == 3).double().mean().item())

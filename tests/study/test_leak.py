@@ -95,14 +95,21 @@ class Run:
         return self.table[["updates", "version", "virtual_seconds", *columns]].to_numpy().tolist()
 
 
-PERSONALISED = ["data.alpha=0.1", "fleet.devices=20", "fleet.profile=tiers", "stop.updates=120"]
+PERSONALISED = ["personalise.prior=true", "personalise.finetune_epochs=1"]
+SKEWED = ["data.alpha=0.1", "fleet.devices=20", "fleet.profile=tiers", "stop.updates=120"]
 LATE = ["fleet.late.classes=[5]", "fleet.late.devices=2", "fleet.late.delay=3"]
 RUNS = {
-    "latecomer": ["strategy.name=latecomer", *PERSONALISED, *LATE],
-    "drift": ["strategy.name=latecomer", "data.drift.kind=shift", "data.drift.begin=4"],
+    "latecomer": ["strategy.name=latecomer", *SKEWED, *LATE, *PERSONALISED],
+    "fedavg": ["strategy.name=fedavg", *PERSONALISED],
+    "drift": [
+        "strategy.name=latecomer",
+        "data.drift.kind=shift",
+        "data.drift.begin=4",
+        *PERSONALISED,
+    ],
     "sub-models": ["strategy.name=latecomer", "submodels.level=declared"],
     "privacy": ["strategy.name=latecomer", "privacy.epsilon=20.0"],
-    "clusters": ["strategy.name=echopfl", "stop.updates=120"],
+    "clusters": ["strategy.name=echopfl", "stop.updates=120", *PERSONALISED],
     "compensation": ["strategy.name=feddc-fedbuff", *LATE],
     "selection by loss": ["strategy.name=oort"],
     "held-out devices": ["data.test=held-out-clients", "data.scale=local"],
@@ -142,8 +149,8 @@ def test_models_and_decisions_do_not_depend_on_test_data(
 
 def test_the_runs_above_personalise_and_stop_early(clean: Callable[[str], Run]) -> None:
     run = clean("latecomer")
-    assert any(settings.interpolation for settings, _, _ in run.personalised)
-    assert any(settings.prior_correction and any(bias) for settings, _, bias in run.personalised)
+    assert all(settings.finetune_epochs == 1 for settings, _, _ in run.personalised)
+    assert any(settings.class_prior and any(bias) for settings, _, bias in run.personalised)
     # With one set of parameters for all devices it would be one per evaluation.
     assert len({params for _, params, _ in run.personalised}) > len(run.table)
     assert clean("early stopping").summary["ended_by"] == "patience"

@@ -9,7 +9,7 @@ from latecomer.core.outcomes import Outcome
 
 RUNS = {
     "latecomer": {
-        "strategy": {"name": "latecomer", "advanced": {"iterations": 3, "samples": 2}},
+        "strategy": {"name": "latecomer", "iterations": 3, "samples": 2},
         "fleet": {
             "devices": 10,
             "profile": "tiers",

@@ -64,7 +64,7 @@ class Calibration(Observer):
         self._since += 1
         self._contributions += 1
         self._examples[task.device] = update.num_examples
-        if "share_0" in update.metrics:
+        if "soft_0" in update.metrics:  # class shares alone come with every update
             self._reported[task.device] = (task.lineage, task.version, self._contributions)
 
     def deployed(self, params: Tensor, lineage: str, view: ServerView) -> Tensor:
