@@ -50,8 +50,9 @@ def whole(name):
 
 def test_a_task_comes_out_as_it_went_in():
     spec = TrainSpec(
-        3, 8, 0.2, 0.1, "adam", 0.3, 0.4, 1.5, True, 0.7, True, False, 0.5, True, 0.2, 1, 0.3, True
-    )
+        3, 8, 0.2, 0.1, "adam", 0.3, 0.4, 1.5, True, 0.7, True, False, True, True, True, 0.2, 1,
+        0.3, True,
+    )  # fmt: skip
     assert all(getattr(spec, f.name) != f.default for f in fields(TrainSpec))
     offers = (Offer("b", 9, torch.randn(SIZE)), Offer("c", 8, torch.randn(SIZE)))
     sent = a_task(spec=spec, offers=offers)
