@@ -145,6 +145,13 @@ def test_updates_are_clipped_to_twice_the_median_norm_of_the_commit():
     assert cached(server)[2] == pytest.approx([1.9])
 
 
+def test_the_step_is_measured_on_clipped_updates():
+    server, tasks = begun(3)
+    report(server, tasks, {0: 1.0, 1: 1.0, 2: -5.0})
+    visits = server.strategy.merge.step.state()["visits"]
+    assert [visits[device].delta.item() for device in range(3)] == pytest.approx([1.0, 1.0, -2.0])
+
+
 def test_a_median_norm_of_0_clips_to_0():
     server, tasks = begun(3)
     assert report(server, tasks, {0: 0.0, 1: 0.0, 2: 3.0}) == [0.0]
@@ -237,6 +244,21 @@ def test_the_correction_is_computed_per_coordinate():
     server.handle(*(answer(tasks[device], 2.0) for device in range(3)))
     moved = (server.store.head_params() - before).tolist()
     assert moved == pytest.approx([3 / 6 * (1.5 + 0.3 * 0.5 * 1), 3 / 6 * 1.0])
+
+
+def test_an_update_of_another_sub_model_is_no_change():
+    server, tasks = begun(6, size=2)
+    second = Submodel("second", torch.tensor([1]))
+    for devices, submodel, value in (
+        (range(3), FIRST, 1.0),
+        (range(3, 6), FIRST, 1.0),
+        (range(3), second, 2.0),
+    ):
+        for device in devices:
+            task = replace(tasks[device], submodel=submodel)
+            commit = server.strategy.merge.add(contribution(task, "main", value), server)
+    # The head stays 0, since the commits are not stored.
+    assert commit.params.tolist() == pytest.approx([3 / 6 * 1.0, 3 / 6 * 2.0])
 
 
 def test_an_absent_device_is_dropped_after_three_fleet_passes():
@@ -345,16 +367,15 @@ def test_a_cluster_merge_drops_the_cache_of_the_closed_model():
 def test_a_restored_server_continues_bit_for_bit_and_a_saved_state_stays():
     server, tasks = begun(6, merge=CachedAggregation(0.0, MeasuredStep()))
     report(server, tasks, {0: 0.1, 1: 0.2, 2: 0.3})
-    report(server, tasks, {3: 0.5, 4: 0.7, 5: 0.9})
     report(server, tasks, {0: 0.4})
-    state = server.state()
+    state = server.state()  # in the middle of a commit, with half of the fleet cached
     saved = encode(state)
     tree, tensors = saved[0], {k: v.clone() for k, v in dict(saved[1]).items()}
-    more = [{1: 0.3, 2: 0.1}, {0: 0.2, 3: 0.1, 4: 0.6}, {5: 0.4, 1: 0.1, 2: 0.0}]
+    more = [{3: 0.5, 4: 0.7}, {0: 0.2, 3: 0.1, 4: 0.6}, {5: 0.4, 1: 0.1, 2: 0.0}]
     before = dict(tasks)
     for deltas in more:
         report(server, tasks, deltas)
-    assert server.store.commits == 5
+    assert server.store.commits == 4
     later = dict(encode(state)[1])
     assert all(torch.equal(later[key], tensors[key]) for key in tensors)
     again, _ = begun(6, merge=CachedAggregation(0.0, MeasuredStep()))
