@@ -193,14 +193,14 @@ class Client:
         x, y = self.data(task)
         if task.spec.report_loss:
             metrics["loss_rms"] = loss_rms(network, base, x, y)
-        if task.spec.report_shares:
-            shares = torch.bincount(y, minlength=network.num_classes) / len(y)
-            metrics |= {f"share_{j}": share for j, share in enumerate(shares.tolist())}
         if task.spec.feedback:
             metrics |= feedback(
                 network, base, *self.validation_data(task), task.spec.prior_correction
             )
             metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.model_losses(task))}
+        if task.spec.report_shares:
+            shares = torch.bincount(y, minlength=network.num_classes) / len(y)
+            metrics |= {f"share_{j}": share for j, share in enumerate(shares.tolist())}
         return release(Update(task.id, sent, len(y), metrics, choice=choice))
 
     def _with_memory(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:
