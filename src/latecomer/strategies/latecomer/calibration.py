@@ -56,7 +56,6 @@ class Calibration(Observer):
         self._contributions, self._since = 0, 0
         # device -> lineage and version of its last report, and the contribution it came with
         self._reported: dict[int, tuple[str, int, int]] = {}
-        self._shifts: dict[str, tuple[int, Tensor | None]] = {}  # by lineage, as of a commit
         self._skew: Tensor | None = None  # label-skew index of calibrated classes, 0 of others
 
     def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
@@ -84,14 +83,8 @@ class Calibration(Observer):
         """The correction of the output bias of a lineage, in nats; None for no correction."""
         if self._skew is None or _bias(view) is None:
             return None
-        # Every task asks for it, and it takes a pass over all devices.
-        known = self._shifts.get(lineage)
-        if known is None or known[0] != view.store.commits:
-            reports = self._reports(view, lineage)
-            skew = self.strength * self._skew
-            shift = bias_shift(reports, skew) if len(reports) > 1 else None
-            known = self._shifts[lineage] = (view.store.commits, shift)
-        return known[1]
+        reports = self._reports(view, lineage)
+        return bias_shift(reports, self.strength * self._skew) if len(reports) > 1 else None
 
     def _reports(self, view: ServerView, lineage: str | None = None) -> list[LabelReport]:
         """The devices' reports about the model of a lineage, or about any.
