@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
 
     def after(server: Server) -> None:
         if (folder / "stop").exists():
-            run.loop.stopped = "asked to"
+            server.stopped = "asked to"
 
     # A node with a key can reconnect unnoticed: it is probed sooner than by default.
     timeouts = Timeouts(probe=float(config["probe"]))
