@@ -45,6 +45,8 @@ class LargestMedian:
     def remember(self, device: int, value: float) -> None:
         largest, count = self._devices.pop(device, (0.0, 0))
         self._devices[device] = max(largest, value), count + 1
+        if count and value <= largest and self._reference:
+            return  # the values are the same, and so is their median
         if len(self._devices) > self.window:
             del self._devices[next(iter(self._devices))]
         if self.known:

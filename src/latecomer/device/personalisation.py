@@ -48,7 +48,8 @@ def personalise(
             spec, local_epochs=settings.finetune_epochs, last_layer_only=False, prox=0.0, clip=0.0
         )
         rng = torch.Generator().manual_seed(FINETUNE_SEED)
-        params = local_update(network, params, x, y, spec, plan_batches(len(y), spec, rng))
+        with torch.enable_grad():  # evaluations run without gradients
+            params = local_update(network, params, x, y, spec, plan_batches(len(y), spec, rng))
     return Personalised(params, bias)
 
 
