@@ -61,7 +61,8 @@ SOURCES = {
 THINNED = {"cnn1d": lambda x: x[:, ::4], "resnet": lambda x: x[:, ::2, ::2]}
 MLP_SHARE = 0.6  # of the drawn cells, beside those that have an MLP by chance
 CELLS = 132  # the first third of them is the part `tune`
-ROWS = {3: 300, 10: 500, 100: 1200, 500: 1700}  # examples for training and test together
+ROWS = {3: 300, 10: 500, 100: 1200, 500: 1700}  # examples of all devices together
+TEST_ROWS = 500  # examples of the central test set, which no device holds
 BATCH = 32
 # Examples processed and updates per run: the smaller number of updates counts.
 MAX_EXAMPLES = {"mlp": 150_000, "cnn1d": 20_000, "lenet": 20_000, "resnet": 20_000}
@@ -137,7 +138,7 @@ class Cell:
             "strategy": strategy,
             "evaluate": {
                 "every": max(1, self.updates // EVALUATIONS),
-                "examples": 300,
+                "examples": TEST_ROWS,
                 "clients": self.trouble == "label-shift",
             },
             "engine": {"kernel": "batched"},
@@ -145,6 +146,7 @@ class Cell:
 
     def _data(self, folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = {"source": "npz", "path": str(folder / self.subset)}
+        found["test"] = "official"
         if isinstance(self.partition, str):
             found["partition"] = self.partition
         else:
@@ -244,10 +246,11 @@ def write_subsets(folder: Path, wanted: Iterable[Cell]) -> None:
             whole = {"x": x.astype(np.float32), "y": y.astype(np.int64)}
         else:
             whole = np.load(DATA / f"{cell.source}.npz")
-        chosen = np.random.default_rng(0).permutation(len(whole["y"]))[: ROWS[cell.devices]]
+        rows = ROWS[cell.devices]
+        chosen = np.random.default_rng(0).permutation(len(whole["y"]))[: rows + TEST_ROWS]
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".npz", delete=False) as file:
             x = THINNED.get(cell.model, lambda x: x)(whole["x"][chosen])
-            np.savez(file, x=x, y=whole["y"][chosen])
+            np.savez(file, x=x, y=whole["y"][chosen], test=np.arange(len(chosen)) >= rows)
         Path(file.name).rename(path)
 
 
