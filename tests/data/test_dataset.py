@@ -12,12 +12,61 @@ NAN, INF = float("nan"), float("inf")
 
 
 def test_converts_and_names_classes() -> None:
-    data = Dataset(x=X, y=Y.astype(np.uint8) * 2, subject=["b", "a", "a", "b"])
+    data = Dataset(x=X, y=Y.astype(np.uint8) * 2 + 1, subject=["b", "a", "a", "b"])
     assert data.x.dtype == np.float32
     assert data.y.dtype == np.int64
+    assert data.y.tolist() == [0, 1, 1, 0]
     assert data.subject is not None
-    assert data.class_names == ("0", "1", "2")
-    assert (data.num_classes, len(data)) == (3, 4)
+    assert data.class_names == ("1", "3")
+    assert (data.num_classes, data.num_outputs, len(data)) == (2, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "index"),
+    [
+        ([3, 1, 2, 3], ("1", "2", "3"), [2, 0, 1, 2]),
+        ([-5, 10**12, -5, 0], ("-5", "0", "1000000000000"), [0, 2, 0, 1]),
+        (["walk", "run", "run", "sit"], ("run", "sit", "walk"), [2, 0, 0, 1]),
+        (np.array(["b", "a", "b", "a"], dtype=object), ("a", "b"), [1, 0, 1, 0]),
+        ([b"b", b"a", b"b", b"a"], ("a", "b"), [1, 0, 1, 0]),
+        ([True, False, True, True], ("False", "True"), [1, 0, 1, 1]),
+        ([[3], [1], [1], [3]], ("1", "3"), [1, 0, 0, 1]),
+    ],
+)
+def test_labels_of_any_integers_or_text_are_classes_in_ascending_order(
+    labels: Any, names: tuple[str, ...], index: list[int]
+) -> None:
+    data = Dataset(x=X, y=labels)
+    assert (data.class_names, data.y.tolist(), data.has_classes) == (names, index, True)
+    assert data.y.dtype == np.int64
+
+
+def test_text_labels_keep_the_order_of_given_names() -> None:
+    data = Dataset(x=X, y=["run", "sit", "run", "sit"], class_names=("sit", "walk", "run"))
+    assert (data.y.tolist(), data.num_classes) == ([2, 0, 2, 0], 3)
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "outputs"),
+    [
+        (np.array([0.5, 1.5, -2.0, 1e-3]), "f", 1),
+        (np.ones((4, 3)), "f", 3),
+        (np.array([[0, 1], [NAN, 0], [1, 1], [NAN, NAN]]), "f", 2),
+        (np.array([[True, False]] * 4), "f", 2),
+        (np.array([[4, 7], [1, 1], [2, 5], [0, 3]]), "i", 8),
+    ],
+)
+def test_other_targets_keep_their_values_and_shape(targets: Any, kind: str, outputs: int) -> None:
+    data = Dataset(x=X, y=targets)
+    assert (data.y.dtype.kind, data.y.dtype.itemsize) == (kind, 4 if kind == "f" else 8)
+    np.testing.assert_allclose(data.y, targets)
+    assert (data.has_classes, data.num_classes, data.num_outputs) == (False, 0, outputs)
+
+
+def test_integer_inputs_stay_integers() -> None:
+    data = Dataset(x=np.array([[1, 20]] * 4, dtype=np.int16), y=np.array([[1, 2]] * 4))
+    assert (data.x.dtype, data.num_outputs) == (np.int64, 21)
+    assert data.with_float_inputs().x.dtype == np.float32
 
 
 def test_missing_values_are_allowed() -> None:
@@ -27,15 +76,28 @@ def test_missing_values_are_allowed() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "lengths": ({"x": X[:3]}, "x has 3 rows and y has 4"),
     "empty": ({"x": X[:0], "y": Y[:0]}, "no examples"),
-    "negative label": ({"y": np.array([0, 1, -2, 0])}, "label -2 in row 2"),
+    "negative label": (
+        {"y": np.array([0, 1, -2, 0]), "class_names": ("a", "b")},
+        "label -2 in row 2",
+    ),
+    "text of no class": (
+        {"y": ["a", "b", "c", "a"], "class_names": ("a", "b")},
+        "label c in row 2 is out of range; allowed are a, b",
+    ),
+    "ragged x": ({"x": [[1.0], [2.0, 3.0], [1.0], [2.0]]}, "rows of x differ in length"),
+    "ragged y": ({"y": [[1], [2, 3], [1], [2]]}, "rows of y differ in length"),
+    "y of objects": ({"y": [None, "a", "b", "a"]}, "y holds a NoneType; expected numbers or text"),
+    "every target missing": ({"y": np.full((4, 2), NAN)}, "every target is missing"),
+    "number missing": ({"y": np.array([0.5, 1, NAN, 2])}, "target in row 2 is missing"),
+    "number infinite": ({"y": np.array([[0.5], [1], [INF], [2]])}, "target in row 2 is infinite"),
+    "names of numbers": (
+        {"y": np.ones((4, 2)), "class_names": ("a", "b", "c")},
+        "3 class_names for y of shape",
+    ),
     "label too high": (
         {"y": np.array([0, 3, 1, 0]), "class_names": ("a", "b")},
         "label 3 in row 1 is out of range; allowed are 0 to 1",
     ),
-    "an id as label": ({"y": np.array([0, 1, 10**12, 0])}, "label 1000000000000 in row 2"),
-    "labels not integers": ({"y": np.array([0.0, 1.0, 0.5, 1.0])}, "y is float64; labels must be"),
-    "labels as text": ({"y": np.array(["a", "b", "a", "b"])}, "labels must be integers"),
-    "labels one-hot": ({"y": np.eye(4, dtype=int)}, r"y has shape \(4, 4\)"),
     "one class": ({"y": np.ones(4, dtype=int)}, "every label is 1; expected at least 2 classes"),
     "x as text": ({"x": X.astype(str)}, "expected numbers"),
     "x flat": ({"x": X[:, 0]}, r"x has shape \(4,\)"),

@@ -334,3 +334,49 @@ def test_held_out_devices_are_tested_on_exclusive_classes_too() -> None:
     )
     assert 3 in tied.test.y
     assert not set(tied.holders) & set(tied.held_out)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.linspace(0, 1, 40),
+        np.stack([np.arange(40) % 2, np.where(np.arange(40) % 3, 1.0, NAN)], axis=1),
+        np.arange(120).reshape(40, 3),
+    ],
+    ids=["numbers", "multi-label", "tokens"],
+)
+def test_targets_of_any_kind_reach_the_devices(y: Any) -> None:
+    data = Dataset(x=np.arange(1, 41, dtype=np.float32).reshape(-1, 1), y=y)
+    made = lay_out(data, scale="none", augment="base")
+    for client in made.clients:
+        for part in (client.train, client.validation, client.test):
+            rows = part.x[:, 0].round().long() - 1
+            np.testing.assert_array_equal(part.y, data.y[rows])
+            assert part.y.dtype == torch.from_numpy(data.y).dtype
+    assert made.class_counts().tolist() == [[12], [12], [12], [12]]
+    assert (made.num_classes, made.absent_classes) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"partition": "dirichlet"}, "data.partition = 'dirichlet' needs class labels"),
+        ({"partition": "one-class"}, "allowed are iid, by-subject and time-window"),
+        ({"augment": "balanced"}, "data.augment = 'balanced' needs class labels"),
+    ],
+)
+def test_settings_that_need_classes_refuse_other_targets(
+    change: dict[str, Any], message: str
+) -> None:
+    data = Dataset(x=np.ones((40, 1)), y=np.linspace(0, 1, 40))
+    with pytest.raises(BadInput, match=message):
+        lay_out(data, **change)
+
+
+@pytest.mark.parametrize("scale", ["global", "local", "none"])
+def test_integer_inputs_are_never_scaled(scale: str) -> None:
+    tokens = np.arange(80).reshape(40, 2)
+    made = lay_out(Dataset(x=tokens, y=tokens), scale=scale, augment="base")
+    assert made.test.x.dtype == torch.int64
+    assert torch.equal(made.test.x, made.test.y)
+    assert all(torch.equal(client.train.x, client.train.y) for client in made.clients)

@@ -33,7 +33,7 @@ def write_idx(folder: Path, dotted: bool = False, zipped: bool = False) -> None:
 def check(path: Path) -> None:
     data = read_mnist(path)
     np.testing.assert_allclose(data.x, [[[[0, 0.2]]], [[[0.4, 1]]], [[[1, 0]]]])
-    np.testing.assert_array_equal(data.y, [7, 3, 9])
+    assert [data.class_names[label] for label in data.y] == ["7", "3", "9"]
     np.testing.assert_array_equal(data.test, [False, False, True])
     assert data.num_classes == 10
 
@@ -64,6 +64,7 @@ def test_npz_of_keras_and_ours_by_file_or_folder(tmp_path: Path) -> None:
         path,
         x=np.concatenate([arrays["x_train"], arrays["x_test"]]),
         y=np.array([7, 3, 9]),
+        class_names=np.array(list("0123456789")),
         test=np.array([False, False, True]),
     )
     check(path)

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-X = NDArray[np.float32]
-Y = NDArray[np.int64]
-Augmentation = Callable[[Y], NDArray[np.int64]]  # labels -> number of replicas per example
+from latecomer.data.dataset import Inputs, Targets
+
+Augmentation = Callable[[Targets], NDArray[np.int64]]  # targets -> number of replicas per example
 
 NOISE_STD = 1e-4
 
 
-def none(y: Y) -> NDArray[np.int64]:
+def none(y: Targets) -> NDArray[np.int64]:
     """No replicas."""
     return np.zeros(len(y), dtype=np.int64)
 
 
-def base(y: Y) -> NDArray[np.int64]:
+def base(y: Targets) -> NDArray[np.int64]:
     """One replica of every example: `augment = "base"` without `data.replicas`."""
     return np.ones(len(y), dtype=np.int64)
 
@@ -35,7 +35,7 @@ def by_class(replicas: NDArray[np.int64]) -> Augmentation:
     return lambda y: replicas[y]
 
 
-def balanced(y: Y) -> NDArray[np.int64]:
+def balanced(y: Targets) -> NDArray[np.int64]:
     """Each example floor(n_max / n_class) times in total, by the class counts of the device."""
     if len(y) == 0:
         return none(y)
@@ -44,13 +44,20 @@ def balanced(y: Y) -> NDArray[np.int64]:
     return times
 
 
-def replicate(x: X, y: Y, times: NDArray[np.int64], rng: Generator) -> tuple[X, Y]:
-    """The examples, then `times[i]` replicas of example i with Gaussian noise of std NOISE_STD."""
+def replicate(
+    x: Inputs, y: Targets, times: NDArray[np.int64], rng: Generator
+) -> tuple[Inputs, Targets]:
+    """The examples, then `times[i]` replicas of example i with Gaussian noise of std NOISE_STD.
+
+    Replicas of integer inputs (tokens) have no noise.
+    """
     copies = x.repeat(times, axis=0)
+    if x.dtype.kind == "i":
+        return np.concatenate([x, copies]), np.concatenate([y, y.repeat(times, axis=0)])
     noise = rng.normal(0.0, NOISE_STD, size=copies.shape)
     return (
         np.concatenate([x, (copies + noise).astype(np.float32)]),
-        np.concatenate([y, y.repeat(times)]),
+        np.concatenate([y, y.repeat(times, axis=0)]),
     )
 
 

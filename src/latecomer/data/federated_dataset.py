@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
-from latecomer.data.dataset import Dataset
+from latecomer.data.dataset import Dataset, Inputs, Targets, is_label, need_classes
 from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.partition import Indices, split_rows
 from latecomer.data.scaling import impute, moments, pool, standardise
@@ -23,7 +23,7 @@ MAX_LISTED = 10
 
 
 class Examples(NamedTuple):
-    """Inputs (n, ...) in float32 and labels (n,) in int64."""
+    """Inputs (n, ...) in float32, or int64 for tokens; targets (n, ...) as in `Dataset`."""
 
     x: Tensor
     y: Tensor
@@ -59,10 +59,11 @@ class FederatedDataset:
     clients: tuple[ClientData, ...]  # by device id
     test: Examples
     validation: Examples
-    num_classes: int
+    num_classes: int  # 0 if targets are not classes
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     notes: tuple[str, ...]  # messages to the user
+    num_outputs: int  # classes, numbers per example, or different tokens
     held_out: tuple[int, ...] = ()  # test devices without training data
     holders: tuple[int, ...] = ()  # devices that keep the exclusive classes
     second_domain: tuple[ClientData, ...] = ()  # by device: each example's counterpart, for drift
@@ -73,7 +74,12 @@ class FederatedDataset:
         return _absent(self.class_names, self.test.y)
 
     def class_counts(self) -> Tensor:
-        """(devices, classes): numbers of training examples, replicas included."""
+        """(devices, classes): numbers of training examples, replicas included.
+
+        (devices, 1) if targets are not classes.
+        """
+        if not is_label(self.test.y):
+            return torch.tensor([[len(client.train.y)] for client in self.clients])
         return torch.stack(
             [torch.bincount(c.train.y, minlength=self.num_classes) for c in self.clients]
         )
@@ -119,6 +125,7 @@ def federate(
     Examples of `exclusive` classes are removed from all devices but their holders. The result is a
     deterministic function of the arguments.
     """
+    _check_targets(dataset.y, partition, augment, replicas, exclusive, second_domain)
     official = _official_rows(dataset) if test == "official" else None
     augmentation = _augmentation(augment, replicas or {}, dataset.class_names)
     free = np.delete(np.arange(len(dataset)), [] if official is None else official)
@@ -180,6 +187,7 @@ def federate(
         test=central,
         validation=concatenate(client.validation for client in clients),
         num_classes=dataset.num_classes,
+        num_outputs=dataset.num_outputs,
         class_names=dataset.class_names,
         input_shape=tuple(dataset.x.shape[1:]),
         held_out=tuple(held_out),
@@ -209,6 +217,29 @@ def federate(
             )
         ),
     )
+
+
+def _check_targets(
+    y: Targets,
+    partition: str,
+    augment: str,
+    replicas: Mapping[str, int] | None,
+    exclusive: ExclusiveClasses | None,
+    second_domain: Dataset | None,
+) -> None:
+    """BadInput if targets are not classes and a setting needs classes."""
+    if partition in ("dirichlet", "one-class"):
+        need_classes(
+            y, f"data.partition = {partition!r}", "allowed are iid, by-subject and time-window"
+        )
+    if augment == "balanced" or replicas:
+        need_classes(
+            y, f"data.augment = {augment!r}", "allowed are none, and base without replicas"
+        )
+    if exclusive:
+        need_classes(y, "fleet.late.only = true", "set it to false")
+    if second_domain:
+        need_classes(y, "data.drift.second = 'source'", "allowed is rotated")
 
 
 def _check_exclusive(
@@ -275,7 +306,10 @@ def _split(
 class _Scaler:
     """Scaling of inputs by the moments of the devices' training parts, local or pooled."""
 
-    def __init__(self, x: NDArray[np.float32], parts: Sequence[_SplitRows], scale: str) -> None:
+    def __init__(self, x: Inputs, parts: Sequence[_SplitRows], scale: str) -> None:
+        self._tokens = x.dtype.kind == "i"  # integers are never scaled
+        if self._tokens:
+            return
         self._scale = scale
         local = [moments(x[rows.train]) for rows in parts]
         self._pooled = pool(local)
@@ -285,15 +319,17 @@ class _Scaler:
             for device_moments, rows in zip(local, parts, strict=True)
         ]
 
-    def for_device(self, device: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    def for_device(self, device: int) -> Callable[[Inputs], Inputs]:
         """The scaling that this device applies to inputs."""
-        if self._scale != "local":
+        if self._tokens or self._scale != "local":
             return self.pooled
         by = self._local[device].filled_from(self._pooled)
         return lambda x: standardise(x, by)
 
-    def pooled(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def pooled(self, x: Inputs) -> Inputs:
         """`x` standardised, or with scale "none" only imputed, by the pooled moments."""
+        if self._tokens:
+            return x
         transform = impute if self._scale == "none" else standardise
         return transform(x, self._pooled)
 
@@ -302,7 +338,7 @@ def _counterpart(
     client: ClientData,
     second: Dataset,
     first: Dataset,
-    scaled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    scaled: Callable[[Inputs], Inputs],
     stream: Sequence[int],
 ) -> ClientData:
     """For each example of the device a random one of the same class in the second domain.
@@ -339,7 +375,7 @@ def _counterpart(
     )
 
 
-def _examples(x: NDArray[np.float32], y: NDArray[np.int64]) -> Examples:
+def _examples(x: Inputs, y: Targets) -> Examples:
     return Examples(torch.from_numpy(x), torch.from_numpy(y))
 
 
@@ -365,14 +401,16 @@ def _notes(
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:
         yield f"{_count(held_out)} the central test set, hence no task: {_listed(held_out)}"
-    if missing := int(np.isnan(dataset.x).sum()):
+    if dataset.x.dtype.kind == "f" and (missing := int(np.isnan(dataset.x).sum())):
         yield f"{missing} missing values ({missing / dataset.x.size:.2%}) are set to the mean"
     if absent := _absent(dataset.class_names, central.y):
         yield f"classes absent from the central test set: {_listed(absent)}"
 
 
 def _absent(class_names: Sequence[str], y: Tensor) -> list[str]:
-    """The names of the classes that do not occur in the labels."""
+    """The names of the classes that do not occur in the labels; none if targets are no labels."""
+    if not is_label(y):
+        return []
     present = set(y.tolist())
     return [name for label, name in enumerate(class_names) if label not in present]
 

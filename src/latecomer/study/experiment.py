@@ -335,9 +335,9 @@ def _networks(config: Config, federation: FederatedDataset) -> Networks:
             f"submodels.widths = {list(widths)}: allowed are one or more, each above 0 and"
             " at most 1, and none twice"
         )
-    shape, classes = federation.input_shape, federation.num_classes
+    shape, outputs = federation.input_shape, federation.num_outputs
     try:
-        return build_networks(config.model.name, shape, classes, config.model.hidden, widths)
+        return build_networks(config.model.name, shape, outputs, config.model.hidden, widths)
     except BadInput as error:
         if "at width " not in str(error):  # it is the model that is wrong
             raise

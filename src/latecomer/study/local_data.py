@@ -3,11 +3,12 @@
 from dataclasses import fields
 from functools import cached_property
 
-from latecomer.data.dataset import Dataset, SourceOptions, drop_rare_classes
+from latecomer.data.dataset import Dataset, SourceOptions, drop_rare_classes, need_classes
 from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, concatenate_streams
 from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.data.sources import load
+from latecomer.device.models import MODELS
 from latecomer.errors import BadInput
 from latecomer.fleet.late import choose_late
 from latecomer.study.config import Config, DataConfig, DriftConfig
@@ -19,8 +20,10 @@ def load_federated(config: Config) -> FederatedDataset:
     """The dataset of the config, split over devices into training, validation and test parts."""
     data = config.data
     dataset = load(data.source, data.path, source_options(data))
+    if config.model.name in MODELS:  # they take numbers; integers may be tokens for other models
+        dataset = dataset.with_float_inputs()
     dataset = drop_rare_classes(dataset, data.min_examples)
-    _check_late_classes(config, dataset)
+    _check_classes(config, dataset)
     return federate(
         dataset,
         partition=data.partition,
@@ -76,12 +79,18 @@ def drift_in_seconds(drift: DriftConfig, epoch_seconds: float) -> Drift | None:
     )
 
 
-def _check_late_classes(config: Config, dataset: Dataset) -> None:
+def _check_classes(config: Config, dataset: Dataset) -> None:
+    drift = config.data.drift
+    if drift.renames:
+        need_classes(dataset.y, f"data.drift.kind = {drift.kind!r}", "choose another drift")
+    if config.fleet.late.classes:
+        need_classes(dataset.y, "fleet.late.classes", "leave it empty")
     for label in config.fleet.late.classes:
         if not 0 <= label < dataset.num_classes:
+            known = ", ".join(f"{i} = {name}" for i, name in enumerate(dataset.class_names[:12]))
             raise BadInput(
                 f"fleet.late.classes: {label} is no class of {config.data.source}"
-                f" (0 to {dataset.num_classes - 1})"
+                f" (0 to {dataset.num_classes - 1}: {known})"
             )
 
 
