@@ -5,13 +5,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from latecomer.device.objective import Objective, classification
 from latecomer.device.seeding import global_generator
 from latecomer.errors import BadInput
 from latecomer.loading import first_line
 
 
 def check_model(
-    module: nn.Module, input_shape: tuple[int, ...], num_classes: int, label: str = "model"
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    label: str = "model",
+    objective: Objective | None = None,
 ) -> None:
     """Raise BadInput, naming an alternative, if `module` keeps state, draws numbers or misfits."""
     for name, part in module.named_modules():
@@ -26,7 +31,7 @@ def check_model(
                 f"{label}: {kind}(p={part.p:g}) {where} makes training random; "
                 f"use p=0 or leave it out, and regularise with weight_decay"
             )
-    _check_forward(module, input_shape, num_classes, label)
+    _check_forward(module, input_shape, objective or classification(num_classes), label)
     for name, _ in module.named_buffers():
         raise BadInput(
             f"{label}: buffer '{name}' is state outside the parameters and would not be sent; "
@@ -49,7 +54,7 @@ def check_model(
 
 
 def _check_forward(
-    module: nn.Module, input_shape: tuple[int, ...], num_classes: int, label: str
+    module: nn.Module, input_shape: tuple[int, ...], objective: Objective, label: str
 ) -> None:
     batch = torch.zeros(2, *input_shape)
     with global_generator():
@@ -68,10 +73,10 @@ def _check_forward(
             f"{label}: forward draws random numbers (functional dropout?); "
             f"take the randomness out of forward"
         )
-    wanted = (2, num_classes)
     given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-    if given != wanted:
+    wanted = objective.output_shapes(len(batch))
+    if given not in wanted if wanted else not isinstance(output, torch.Tensor):
         raise BadInput(
-            f"{label}: forward must give logits of shape (n, {num_classes}), "
-            f"here {wanted}, but gave {given}"
+            f"{label}: forward must give {objective.wanted_outputs}, but gave {given}"
+            f" for a batch of {len(batch)}"
         )

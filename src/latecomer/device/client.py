@@ -121,7 +121,8 @@ class Client:
         Every pass counts. A forward pass over an example, for the loss of a model or the feedback,
         costs a third of training on it.
         """
-        forward = (1 + len(task.offers) if task.offers else 0) + task.spec.feedback
+        classifies = self.networks.whole.objective.classifies
+        forward = (1 + len(task.offers) if task.offers else 0) + (task.spec.feedback and classifies)
         trained = validated = len(self.data(task)[1])
         if self.privacy is not None:
             forward = 0  # neither choice nor feedback may be sent
@@ -194,11 +195,11 @@ class Client:
         if task.spec.report_loss:
             metrics["loss_rms"] = loss_rms(network, base, x, y)
         if task.spec.feedback:
-            metrics |= feedback(
-                network, base, *self.validation_data(task), task.spec.prior_correction
-            )
+            if network.objective.classifies:
+                held = self.validation_data(task)
+                metrics |= feedback(network, base, *held, task.spec.prior_correction)
             metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.model_losses(task))}
-        if task.spec.report_shares:
+        if task.spec.report_shares and network.objective.classifies:
             shares = torch.bincount(y, minlength=network.num_classes) / len(y)
             metrics |= {f"share_{j}": share for j, share in enumerate(shares.tolist())}
         return release(Update(task.id, sent, len(y), metrics, choice=choice))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latecomer.core.messages import TrainSpec
+from latecomer.device.objective import Objective
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 
@@ -65,7 +66,12 @@ def layers_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Lay
 
 
 def clipped_sum(
-    module: nn.Module, layers: Sequence[Layer], x: Tensor, y: Tensor, spec: TrainSpec
+    module: nn.Module,
+    objective: Objective,
+    layers: Sequence[Layer],
+    x: Tensor,
+    y: Tensor,
+    spec: TrainSpec,
 ) -> Tensor | None:
     """The sum of the examples' gradients, each scaled down to a norm of `spec.clip`, as a vector.
 
@@ -84,7 +90,7 @@ def clipped_sum(
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         with torch.enable_grad():
-            loss = F.cross_entropy(module(x), y, reduction="sum")
+            loss = objective.sum(module(x), y)
     finally:
         for handle in handles:
             handle.remove()
@@ -108,7 +114,7 @@ def clipped_sum(
     norms = total if spec.clip_norm == 1 else total.sqrt()
     if not (usable := norms.isfinite()).all():
         # An overflow must not reach the sum: it would leave the device un-noised.
-        return clipped_sum(module, layers, x[usable], y[usable], spec)
+        return clipped_sum(module, objective, layers, x[usable], y[usable], spec)
     factors = (spec.clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     pieces = [piece for product in products for piece in product.sums(factors)]
     return torch.cat([piece.reshape(-1) for piece in pieces])

@@ -10,6 +10,7 @@ from latecomer.core.params import Layout
 from latecomer.device.checks import check_model
 from latecomer.device.kernel import CompiledKernel
 from latecomer.device.models import build_model
+from latecomer.device.objective import Objective, classification
 from latecomer.device.seeding import global_generator
 
 
@@ -17,19 +18,25 @@ class FlatModel:
     """A torch module and the layout of its parameters in a flat vector.
 
     `init` calls `build` anew, which gives the initial weights of the network's own definition.
-    `head` is the slice of the vector that belongs to the output layer. `kernel`, if set, trains
-    the specs that it covers. The parameters of `module` are scratch space, so a FlatModel must not
+    `head` is the slice of the vector that belongs to the output layer. `objective` has the loss;
+    without one it is cross-entropy over `num_classes`. `kernel`, if set, trains the specs that it
+    covers. The parameters of `module` are scratch space, so a FlatModel must not
     be used by two threads at once.
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], input_shape: tuple[int, ...], num_classes: int
+        self,
+        build: Callable[[], nn.Module],
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        objective: Objective | None = None,
     ) -> None:
         self._build = build
         self.input_shape = input_shape
         self.num_classes = num_classes
+        self.objective = objective or classification(num_classes)
         self.module = self._seeded(0)
-        check_model(self.module, input_shape, num_classes)
+        check_model(self.module, input_shape, num_classes, objective=self.objective)
         self.layout = Layout.of(self.module)
         self.head = _output_span(self.module, self.layout, input_shape)
         self._parameters = list(self.module.parameters())
@@ -65,12 +72,14 @@ def flat_model(
     num_classes: int,
     hidden: Sequence[int] = (64, 32),
     width: float = 1.0,
+    objective: Objective | None = None,
 ) -> FlatModel:
     """The model called `name` (see `build_model`) as a function of one vector."""
     return FlatModel(
-        partial(build_model, name, input_shape, num_classes, hidden, width),
+        partial(build_model, name, input_shape, num_classes, hidden, width, objective),
         input_shape,
         num_classes,
+        objective,
     )
 
 

@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from latecomer.core.messages import TrainSpec
+from latecomer.device.objective import classification
 from latecomer.device.optimizers import OptimizerState, initial_state
 from latecomer.device.program import Program, program_of
 
@@ -71,6 +72,8 @@ class CompiledKernel:
 
 def compiled_kernel(model: "FlatModel") -> CompiledKernel | str:
     """The kernel for this model, or the reason why there is none."""
+    if model.objective != classification(model.num_classes):
+        return "the compiled kernel computes cross-entropy over classes only"
     program = program_of(model.module, model.layout, model.input_shape)
     if program is None:
         return "the network has layers that the compiled kernel does not support"

@@ -8,6 +8,7 @@ from torch import nn
 from latecomer.device import zoo
 from latecomer.device.checks import check_model
 from latecomer.device.custom import load_module
+from latecomer.device.objective import Objective
 from latecomer.device.zoo import Shape
 from latecomer.errors import BadInput, unknown
 
@@ -64,6 +65,7 @@ def build_model(
     num_classes: int,
     hidden: Sequence[int] = (64, 32),
     width: float = 1.0,
+    objective: Objective | None = None,
 ) -> nn.Module:
     """The network called `name`, or a user's own as `module:callable`; BadInput if it is unfit.
 
@@ -84,5 +86,5 @@ def build_model(
                 f"for this shape use {' or '.join(fitting)}"
             )
         module = info.build(input_shape, num_classes, hidden, width)
-    check_model(module, input_shape, num_classes, label=f"model '{name}'")
+    check_model(module, input_shape, num_classes, f"model '{name}'", objective)
     return module

@@ -8,6 +8,7 @@ import torch
 from latecomer.core.params import Layout
 from latecomer.core.submodel import Submodel, name_of, prefix
 from latecomer.device.flat import FlatModel, flat_model
+from latecomer.device.objective import Objective
 from latecomer.errors import BadInput
 
 
@@ -73,13 +74,14 @@ def build_networks(
     num_classes: int,
     hidden: Sequence[int],
     widths: Sequence[float],
+    objective: Objective | None = None,
 ) -> Networks:
     """The model called `name` in these widths and in full width."""
-    whole = flat_model(name, input_shape, num_classes, hidden)
+    whole = flat_model(name, input_shape, num_classes, hidden, objective=objective)
     narrower = {}
     for width in {float(width) for width in widths if width != 1}:
         try:
-            narrower[width] = flat_model(name, input_shape, num_classes, hidden, width)
+            narrower[width] = flat_model(name, input_shape, num_classes, hidden, width, objective)
         except BadInput as error:
             raise BadInput(f"at width {width:g}: {error}") from error
     return Networks(whole, narrower, f"model '{name}'")

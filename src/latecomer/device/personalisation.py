@@ -23,7 +23,7 @@ FINETUNE_SEED = 0
 
 
 class Personalised(NamedTuple):
-    """A device's parameters, and what it adds to the logits, one value per class."""
+    """A device's parameters, and what it adds to the outputs: one value per class, or 0."""
 
     params: Tensor
     output_bias: Tensor
@@ -39,10 +39,11 @@ def personalise(
 ) -> Personalised:
     """The model `params` as a device with the training examples (x, y) uses it.
 
-    Fine-tuning follows the training program `spec` for `settings.finetune_epochs`, in a fixed
-    order of examples.
+    Only logits of classes are corrected for a prior. Fine-tuning follows the training program
+    `spec` for `settings.finetune_epochs`, in a fixed order of examples.
     """
-    bias = output_bias(settings, y, network.num_classes)
+    classifies = network.objective.classifies
+    bias = output_bias(settings, y, network.num_classes) if classifies else torch.zeros(())
     if settings.finetune_epochs and len(y):
         spec = replace(
             spec, local_epochs=settings.finetune_epochs, last_layer_only=False, prox=0.0, clip=0.0

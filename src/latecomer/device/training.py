@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.messages import TrainSpec
@@ -73,22 +72,13 @@ def _mask(n: int, width: int, passes: int) -> Tensor:
     return mask.view(-1, width)
 
 
-def mean_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy, weighted by `weights`; 0 if they are all 0."""
-    if weights is None:
-        return F.cross_entropy(logits, y)
-    return _mean(F.cross_entropy(logits, y, reduction="none"), weights.to(logits.dtype))
-
-
 @torch.no_grad()
 def losses(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of each example at `params`, in float64."""
+    """The loss of each example at `params`, in float64."""
     parts = zip(
         torch.split(x, MAX_EXAMPLES_AT_ONCE), torch.split(y, MAX_EXAMPLES_AT_ONCE), strict=True
     )
-    found = [
-        F.cross_entropy(model.logits(params, some), of, reduction="none") for some, of in parts
-    ]
+    found = [model.objective.losses(model.logits(params, some), of) for some, of in parts]
     return torch.cat(found).double()
 
 
@@ -208,7 +198,7 @@ def _gradient_function(
     """The gradient function: clipped per example, functional, or on parameters bound in place."""
 
     def loss_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        return mean_loss(model.logits(_join(whole, moving, span), x), y, weights)
+        return model.objective.mean(model.logits(_join(whole, moving, span), x), y, weights)
 
     if spec.clip > 0:
 
@@ -225,7 +215,7 @@ def _gradient_function(
 
         def at_once(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
             total = (
-                clipped_sum(model.module, layers, x, y, spec)
+                clipped_sum(model.module, model.objective, layers, x, y, spec)
                 if weights is None and len(x)
                 else None
             )
@@ -240,7 +230,7 @@ def _gradient_function(
 
     def gradient_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         with torch.enable_grad():
-            loss = mean_loss(model.module(x), y, weights)
+            loss = model.objective.mean(model.module(x), y, weights)
         pieces = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
@@ -276,10 +266,6 @@ def _clipped(
     return total / _count(weights)
 
 
-def _mean(values: Tensor, weights: Tensor) -> Tensor:
-    return (values * weights).sum() / _count(weights)
-
-
 def _count(weights: Tensor) -> Tensor:
     total = weights.sum()
     return total + (total == 0)
@@ -303,9 +289,11 @@ def _join(whole: Tensor, moving: Tensor, span: slice) -> Tensor:
 
 def reason_not_to_batch(model: FlatModel) -> str | None:
     """Why training under vmap fails for this network, found by training two; None if it works."""
+    if not model.objective.per_example:
+        return "its loss gives a mean over the batch, not one value per example"
     params = torch.stack([model.init(0)] * 2)
     x = torch.zeros(2, 1, *model.input_shape)
-    y = torch.zeros(2, 1, dtype=torch.int64)
+    y = model.objective.placeholder(2, 1)
     plan = Plan(torch.zeros(2, 1, 1, dtype=torch.int64), torch.ones(2, 1, 1))
 
     def train(params: Tensor, x: Tensor, y: Tensor, order: Tensor, mask: Tensor) -> Tensor:

@@ -181,9 +181,11 @@ def misfit(estimate: Tensor, delta: Tensor) -> float:
 
 def reason_not_to_invert(network: FlatModel) -> str | None:
     """Why the training of this network cannot be differentiated; None if it can."""
+    if (reason := _reason_not_to_estimate(network)) is not None:
+        return reason
     if network not in _REASONS:
         x = torch.zeros(1, *network.input_shape, requires_grad=True)
-        parts = (network.init(0), x, torch.zeros(1, dtype=torch.int64), torch.zeros(1))
+        parts = (network.init(0), x, network.objective.placeholder(1), torch.zeros(1))
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 delta = _train(network, TrainSpec(), 1, *parts)
@@ -192,6 +194,21 @@ def reason_not_to_invert(network: FlatModel) -> str | None:
         except Exception as error:  # a user's network may raise anything
             _REASONS[network] = f"its training cannot be differentiated: {first_line(error)}"
     return _REASONS[network]
+
+
+def _reason_not_to_estimate(network: FlatModel) -> str | None:
+    """Why targets of this objective cannot be estimated from an update; None if they can."""
+    objective = network.objective
+    if objective.function is not None:
+        return "updates of a loss of your own cannot be inverted"
+    # With numbers as targets the loss has no bound: training on the estimate can diverge.
+    invertible = objective.kind in ("classes", "multi-label")
+    return None if invertible else f"targets of {objective.kind} cannot be estimated"
+
+
+def soft_labels(network: FlatModel, logits: Tensor) -> Tensor:
+    """Probabilities from learned logits: of one class per example, or of each label."""
+    return F.softmax(logits, 1) if network.objective.classifies else logits.sigmoid()
 
 
 def _batch_limit(network: FlatModel, size: int, steps: int) -> int:
@@ -283,7 +300,9 @@ def _initial_estimates(
         x = scale * torch.randn(size, *network.input_shape, generator=rng)
         shares = label_shares(network, t.base, t.delta, x, effective_rate(spec, steps))
         if shares is None:
-            labels = torch.randn(size, network.num_classes, generator=rng)
+            objective = network.objective
+            shape = (network.num_classes,) if objective.classifies else objective.target_shape
+            labels = torch.randn(size, *shape, generator=rng)
             weights = torch.zeros(size)
         else:
             labels, weights = allocate_labels(shares, size)
@@ -402,7 +421,7 @@ def _train(
     size = len(x)
     counts = (size * F.softmax(weights, 0)).expand(steps, size)
     plan = Plan(torch.arange(size).expand(steps, size), counts)
-    y = labels if labels.dtype == torch.int64 else F.softmax(labels, 1)
+    y = labels if labels.dtype == torch.int64 else soft_labels(network, labels)
     trained = local_update(
         network, base, x, y, spec, plan, functional=functional, weighted=not functional
     )

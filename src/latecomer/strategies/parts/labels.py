@@ -15,8 +15,13 @@ MIN_LABEL_SHARE = 0.01  # smaller shares are set to 0
 
 
 def output_bias(network: FlatModel) -> slice | None:
-    """The coordinates of the output layer's bias in the flat vector; None if it has no bias."""
+    """The coordinates of the output layer's bias in the flat vector; None if it has no bias.
+
+    None if the outputs are not the logits of classes.
+    """
     layout = network.layout
+    if not network.objective.classifies:
+        return None
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         span = layout.span(name)
         inside = network.head.start <= span.start and span.stop <= network.head.stop
@@ -33,7 +38,7 @@ def label_shares(
     The mean softmax is that on `x`, averaged over the models before and after training.
     """
     bias = output_bias(network)
-    if bias is None or rate <= 0:
+    if bias is None or rate <= 0 or network.objective.loss != "cross-entropy":
         return None
     with torch.no_grad():
         before, after = (
