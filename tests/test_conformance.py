@@ -12,7 +12,7 @@ from latecomer.core.messages import Arrived, Joined, Update
 from latecomer.core.outcomes import Outcome
 from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
-from latecomer.strategies.recipe import recipes
+from latecomer.strategies.recipe import build_strategy, recipes
 from toy import SIZE, ToyRun, server_of, toy_fleet, toy_run, toy_server, toy_strategy
 
 ALL = sorted(recipes())
@@ -23,7 +23,7 @@ def test_is_described(name):
     recipe = recipes()[name]
     assert recipe.summary
     assert recipe.paper
-    assert recipe.build().name == name
+    assert build_strategy(name).name == name
 
 
 def test_same_seed_same_history(name):

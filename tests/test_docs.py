@@ -6,7 +6,6 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +245,7 @@ def test_commands_named_in_the_text_exist(page):
 @by_page
 def test_keys_named_in_the_text_exist(page):
     """`table.key` in code font is a key of the config, an option, or a name of the package."""
-    options = {each for found in recipes().values() for each in signature(found.build).parameters}
+    options = {each for found in recipes().values() for each in found.options}
     for span in re.findall(r"`((?:[a-z_]+\.)+[a-z_]+)(?: = [^`]*)?`", prose(page)):
         table, *keys = span.split(".")
         if table not in Config.model_fields or keys[-1] in FILES:

@@ -1,6 +1,5 @@
 """The tables of docs/config.md have every key and option of the code, with its default."""
 
-import inspect
 import re
 import tomllib
 
@@ -30,7 +29,7 @@ def value(cell: str) -> object:
 
 def defaults(recipe):
     """The options of a recipe with their defaults; those of a table as `table.option`."""
-    for option, parameter in inspect.signature(recipe.build).parameters.items():
+    for option, parameter in recipe.options.items():
         if isinstance(parameter.default, BaseModel):
             yield from ((f"{option}.{key}", default) for key, default in parameter.default)
         else:

@@ -14,10 +14,6 @@ from latecomer.errors import BadInput
 from latecomer.strategies.papers.fedopt import (
     ServerOptimiser,
     adam,
-    fedadagrad,
-    fedadam,
-    fedavgm,
-    fedyogi,
     momentum,
 )
 from latecomer.strategies.parts.merging import Buffer
@@ -47,28 +43,45 @@ def heads_after(strategy, *deltas):
 
 def test_fedavgm_by_hand():
     # v = 2, then 0.5 * 2 + 2 = 3, then 1.5 - 1 = 0.5; the model moves by half of it
-    assert heads_after(fedavgm(beta=0.5, server_lr=0.5), 2.0, 2.0, -1.0) == [1.0, 2.5, 2.75]
+    assert heads_after(
+        build_strategy("fedavgm", {"beta": 0.5, "server_lr": 0.5}), 2.0, 2.0, -1.0
+    ) == [1.0, 2.5, 2.75]
 
 
 def test_fedadagrad_by_hand():
     # v = 9 + 16 = 25: 4 / (5 + 3) = 1/2; v = 25 + 144 = 169: 12 / (13 + 3) = 3/4
-    assert heads_after(fedadagrad(server_lr=2.0, tau=3.0), 4.0, 12.0) == [1.0, 2.5]
+    assert heads_after(build_strategy("fedadagrad", {"server_lr": 2.0, "tau": 3.0}), 4.0, 12.0) == [
+        1.0,
+        2.5,
+    ]
 
 
 def test_fedyogi_by_hand():
-    found = heads_after(fedyogi(server_lr=1.0, beta1=0.5, beta2=0.5, tau=1.0), 4.0, 2.0)
+    found = heads_after(
+        build_strategy("fedyogi", {"server_lr": 1.0, "beta1": 0.5, "beta2": 0.5, "tau": 1.0}),
+        4.0,
+        2.0,
+    )
     # m = 2, v = 1 + 8 = 9: 2 / (3 + 1). Then m = 1 + 1, v = 9 - 2 = 7, as 4 is below 9.
     assert found == pytest.approx([0.5, 0.5 + 2 / (math.sqrt(7) + 1)])
 
 
 def test_fedadam_by_hand():
-    found = heads_after(fedadam(server_lr=1.0, beta1=0.5, beta2=0.75, tau=1.0), 1.0, 3.0)
+    found = heads_after(
+        build_strategy("fedadam", {"server_lr": 1.0, "beta1": 0.5, "beta2": 0.75, "tau": 1.0}),
+        1.0,
+        3.0,
+    )
     # m = 1/2, v = 3/4 + 1/4 = 1: 0.5 / (1 + 1). Then m = 1/4 + 3/2, v = 3/4 + 9/4 = 3.
     assert found == pytest.approx([0.25, 0.25 + 1.75 / (math.sqrt(3) + 1)])
 
 
 def test_fedadam_keeps_a_share_of_its_second_moment():
-    found = heads_after(fedadam(server_lr=2.0, beta1=0.5, beta2=0.75, tau=2.0), 2.0, 6.0)
+    found = heads_after(
+        build_strategy("fedadam", {"server_lr": 2.0, "beta1": 0.5, "beta2": 0.75, "tau": 2.0}),
+        2.0,
+        6.0,
+    )
     # v begins at 4. m = 1, v = 3 + 1 = 4: 1 / (2 + 2). Then m = 1/2 + 3, v = 3 + 9 = 12.
     assert found == pytest.approx([0.5, 0.5 + 2 * 3.5 / (math.sqrt(12) + 2)])
 

@@ -8,7 +8,7 @@ from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.papers.first_order import first_order, taylor
+from latecomer.strategies.papers.first_order import taylor
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
 
@@ -29,7 +29,9 @@ def test_a_correction_is_at_most_as_large_as_the_delta():
 
 
 def test_a_late_update_is_brought_to_the_head():
-    server = Server(torch.zeros(1), first_order(lam=0.25, quorum=0.5), TrainSpec())
+    server = Server(
+        torch.zeros(1), build_strategy("first-order", {"lam": 0.25, "quorum": 0.5}), TrainSpec()
+    )
     fast, slow = sends(server.handle(Joined(0), Joined(1)))
     (fast,) = sends(server.handle(answer(fast, 1.0)))
     assert server.store.head_params().item() == 1.0  # on time: as it is
@@ -39,7 +41,11 @@ def test_a_late_update_is_brought_to_the_head():
 
 
 def test_drift_is_the_movement_since_the_base_wherever_the_model_is():
-    server = Server(torch.full((1,), 3.0), first_order(lam=0.25, quorum=0.5), TrainSpec())
+    server = Server(
+        torch.full((1,), 3.0),
+        build_strategy("first-order", {"lam": 0.25, "quorum": 0.5}),
+        TrainSpec(),
+    )
     fast, slow = sends(server.handle(Joined(0), Joined(1)))
     (fast,) = sends(server.handle(answer(fast, 1.0)))
     server.handle(answer(slow, 2.0), answer(fast, 0.0))
@@ -47,7 +53,9 @@ def test_drift_is_the_movement_since_the_base_wherever_the_model_is():
 
 
 def test_with_a_submodel_only_its_coordinates_count():
-    server = Server(torch.zeros(2), first_order(lam=0.25, quorum=0.5), TrainSpec())
+    server = Server(
+        torch.zeros(2), build_strategy("first-order", {"lam": 0.25, "quorum": 0.5}), TrainSpec()
+    )
     second = Submodel("second", torch.tensor([1]))
     fast, slow = sends(server.handle(Joined(0), Joined(1, second)))
     (fast,) = sends(server.handle(answer(fast, 5.0, 1.0)))

@@ -18,8 +18,6 @@ from latecomer.strategies.papers.robust import (
     mean,
     median,
     robust,
-    robust_fedbuff,
-    robust_quorum,
     trimmed_mean,
     votes_of,
 )
@@ -180,7 +178,10 @@ def test_garbage_drags_the_mean_away(plain):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "build",
-    [lambda rule: robust_fedbuff(rule, size=5), lambda rule: robust_quorum(rule, quorum=1.0)],
+    [
+        lambda rule: build_strategy("robust-fedbuff", {"rule": rule, "size": 5}),
+        lambda rule: build_strategy("robust-quorum", {"rule": rule, "quorum": 1.0}),
+    ],
     ids=["buffer", "quorum"],
 )
 def test_garbage_does_not_drag_a_robust_one_away(build, rule):
@@ -189,7 +190,10 @@ def test_garbage_does_not_drag_a_robust_one_away(build, rule):
 
 def test_a_fast_device_does_not_outvote_the_others():
     server = Server(
-        torch.zeros(1), robust_fedbuff(size=6, decay="constant"), TrainSpec(), unbounded()
+        torch.zeros(1),
+        build_strategy("robust-fedbuff", {"size": 6, "decay": "constant"}),
+        TrainSpec(),
+        unbounded(),
     )
     bad, *good = sends(server.handle(*map(Joined, range(4))))
     for _ in range(3):

@@ -22,13 +22,12 @@ from latecomer.core.server import Server
 from latecomer.core.store import ModelStore
 from latecomer.errors import BadInput
 from latecomer.strategies.papers.fedavg import fedavg
-from latecomer.strategies.papers.fedprox import fedprox
 from latecomer.strategies.papers.oort import oort
 from latecomer.strategies.parts.selecting import Oort, percentile, statistical_utility
-from latecomer.strategies.recipe import build_strategy
+from latecomer.strategies.recipe import build_strategy, recipes
 from toy import ToyRun, toy_fleet, toy_run, toy_server
 
-SELECTING = ["fedavg", "fedprox", "semi-async", "weighted", "unstale"]
+SELECTING = [name for name, recipe in recipes().items() if "select" in recipe.options]
 
 
 def contribution(device, utility, seconds=1.0):
@@ -90,7 +89,7 @@ def test_round_robin_skips_absent_devices():
 
 
 @pytest.mark.parametrize("name", SELECTING)
-@pytest.mark.parametrize("select", ["all", "round-robin", "oort"])
+@pytest.mark.parametrize("select", ["round-robin", "oort"])
 def test_selecting_all_devices_is_the_plain_strategy(name, select):
     assert toy_run(name, 60, select=select).heads() == toy_run(name, 60).heads()
 
@@ -98,12 +97,6 @@ def test_selecting_all_devices_is_the_plain_strategy(name, select):
 def test_oort_of_all_is_fedavg():
     plain = toy_run("fedavg", 60)
     assert toy_run("oort", 60, fraction=1.0).heads() == plain.heads()
-
-
-@pytest.mark.parametrize("name", SELECTING)
-def test_all_takes_no_fraction(name):
-    with pytest.raises(BadInput, match="all"):
-        build_strategy(name, {"select": "all", "fraction": 0.5})
 
 
 @pytest.mark.parametrize("name", SELECTING)
@@ -119,7 +112,8 @@ def test_a_fraction_of_the_fleet_is_at_work(name, select):
 
 
 @pytest.mark.parametrize(
-    "strategy", [fedavg(select="oort"), fedprox(mu=0.3, select="oort"), oort()]
+    "strategy",
+    [fedavg(select="oort"), build_strategy("fedprox", {"mu": 0.3, "select": "oort"}), oort()],
 )
 def test_devices_report_their_loss(strategy):
     spec = Server(torch.zeros(1), strategy, TrainSpec(lr=0.5)).spec

@@ -8,7 +8,6 @@ from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.papers.w_pred import w_pred
 from latecomer.strategies.recipe import build_strategy
 from toy import toy_run
 
@@ -19,7 +18,11 @@ def answer(task, *delta, examples=1):
 
 def begun(*moves, window=1):
     """A server of two devices whose model has moved by these; both were sent the last version."""
-    server = Server(torch.zeros(1), w_pred(lam=0.25, window=window, quorum=0.5), TrainSpec())
+    server = Server(
+        torch.zeros(1),
+        build_strategy("w-pred", {"lam": 0.25, "window": window, "quorum": 0.5}),
+        TrainSpec(),
+    )
     tasks = sends(server.handle(Joined(0), Joined(1)))
     for move in moves:
         tasks = sends(server.handle(*(answer(task, move) for task in tasks)))
@@ -59,7 +62,9 @@ def test_before_the_first_movement_nothing_is_predicted():
 
 
 def test_with_a_submodel_only_its_coordinates_count():
-    server = Server(torch.zeros(2), w_pred(lam=0.25, quorum=0.5), TrainSpec())
+    server = Server(
+        torch.zeros(2), build_strategy("w-pred", {"lam": 0.25, "quorum": 0.5}), TrainSpec()
+    )
     second = Submodel("second", torch.tensor([1]))
     fast, slow = sends(server.handle(Joined(0), Joined(1, second)))
     fast, slow = sends(server.handle(answer(fast, 9.0, 1.0), answer(slow, 1.0)))

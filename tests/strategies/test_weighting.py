@@ -8,8 +8,8 @@ import torch
 from latecomer.core.messages import Contribution, Task, TrainSpec, Update
 from latecomer.strategies.papers.fedasync import fedasync
 from latecomer.strategies.papers.fedbuff import fedbuff
-from latecomer.strategies.papers.semi_async import weighted
 from latecomer.strategies.parts.weighting import constant, hinge, polynomial, sigmoid
+from latecomer.strategies.recipe import build_strategy
 
 
 def stale(staleness: int, examples: int = 10) -> Contribution:
@@ -56,4 +56,4 @@ def test_fedbuff_discounts_by_one_over_root_of_one_plus_staleness():
 
 
 def test_weighted_multiplies_examples_by_the_sigmoid():
-    assert weighted().weigh(stale(10, examples=40), None) == pytest.approx(20.0)
+    assert build_strategy("weighted").weigh(stale(10, examples=40), None) == pytest.approx(20.0)

@@ -38,6 +38,9 @@ RENAMED = {
 class Recipe:
     """A strategy that can be named in a config; the parameters of `build` are its options.
 
+    of: functions whose options are options of this recipe too, such as another recipe's `build`.
+        Their results are the first arguments of `build`. A parameter of `build` without a default
+        gets the value of their option of that name.
     pooled: one device trains on the data of all (a reference).
     punctual: the delay of `fleet.late` is left out (a reference).
     widths: slow devices train sub-models unless the config has other widths.
@@ -48,15 +51,26 @@ class Recipe:
     summary: str
     paper: str
     build: Build
+    of: tuple[Callable[..., Any], ...] = ()
     pooled: bool = False
     punctual: bool = False
     widths: bool = False
     private: bool = False
 
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The options by name."""
+        own = _parameters(self.build)[len(self.of) :]
+        inherited = {p.name: p for each in self.of for p in _parameters(each)}
+        named = {p.name: p for p in own if p.default is not p.empty or p.name not in inherited}
+        return named | inherited
+
     def make(self, options: Mapping[str, Any]) -> Strategy:
         """A new strategy; an error or another result of a user's factory gives one clear line."""
         try:
-            strategy = self.build(**options)
+            given = [each(**_chosen(each, options)) for each in self.of]
+            own = _chosen(self.build, options) if given else options
+            strategy = self.build(*given, **own)
         except BadInput:
             raise
         except Exception as error:
@@ -79,6 +93,7 @@ def recipe(
     name: str,
     summary: str,
     paper: str,
+    of: tuple[Callable[..., Any], ...] = (),
     pooled: bool = False,
     punctual: bool = False,
     widths: bool = False,
@@ -87,7 +102,8 @@ def recipe(
     """Register the decorated factory under `name`. All modules of this package are imported."""
 
     def register(build: Build) -> Build:
-        _REGISTERED[name] = Recipe(name, summary, paper, build, pooled, punctual, widths, private)
+        made = Recipe(name, summary, paper, build, of, pooled, punctual, widths, private)
+        _REGISTERED[name] = made
         return build
 
     return register
@@ -126,7 +142,7 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
     """All options of the recipe with their values; a bad one is named with what is allowed."""
     from pydantic import ConfigDict, ValidationError, create_model
 
-    parameters = inspect.signature(found.build, eval_str=True).parameters
+    parameters = found.options
     for key in options:
         if key not in parameters:
             raise _no_such_option(found.name, key, parameters)
@@ -150,6 +166,15 @@ def resolve_options(found: Recipe, options: Mapping[str, Any]) -> dict[str, Any]
         key = ".".join(str(part) for part in first["loc"])
         message = f"strategy.{key}: {first.get('input')!r}: {first['msg']}"
         raise BadInput(message) from error
+
+
+def _parameters(build: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(build, eval_str=True).parameters.values())
+
+
+def _chosen(build: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that `build` takes."""
+    return {name: options[name] for name in inspect.signature(build).parameters if name in options}
 
 
 def _no_such_option(strategy: str, key: str, known: Collection[str]) -> BadInput:

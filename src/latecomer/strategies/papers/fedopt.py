@@ -9,7 +9,8 @@ is w <- w + server_lr * u with u <- beta u + delta.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple, cast
 
 import torch
 from annotated_types import Interval
@@ -17,10 +18,9 @@ from torch import Tensor
 
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Stateful, Strategy
-from latecomer.strategies.options import Count, NotNegative, Positive, Share
+from latecomer.strategies.options import Positive
 from latecomer.strategies.papers.fedavg import fedavg
 from latecomer.strategies.parts.merging import Epochs, moved, trained_by
-from latecomer.strategies.parts.selecting import SelectName
 from latecomer.strategies.recipe import recipe
 
 Moments = tuple[Tensor, ...]
@@ -116,98 +116,54 @@ def adam(beta1: float, beta2: float, tau: float) -> Optimiser:
     return adaptive(beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
 
 
-def rounds(
-    name: str,
-    optimiser: Optimiser,
-    server_lr: float,
-    fraction: float,
-    timeout: float,
-    min_devices: int,
-    select: SelectName,
-) -> Strategy:
+def rounds(plain: Strategy, name: str, optimiser: Optimiser) -> Strategy:
     """`fedavg` with an optimiser on the server."""
-    plain = fedavg(fraction, timeout, min_devices, select=select)
-    merge = Epochs(keep_late=False, step=server_lr, combine=ServerOptimiser(optimiser, mean=True))
-    return replace(plain, name=name, merge=merge)
+    cast(Epochs, plain.merge).combine = ServerOptimiser(optimiser, mean=True)
+    return replace(plain, name=name)
 
 
-@recipe("fedavgm", "synchronous rounds, momentum on the server", "Hsu et al. 2019")
-def fedavgm(
-    beta: Retention = 0.9,
-    server_lr: Positive = 1.0,
-    fraction: Share = 1.0,
-    timeout: NotNegative = 0.0,
-    min_devices: Count = 1,
-    select: SelectName = "random",
-) -> Strategy:
-    """Options:
+@recipe("fedavgm", "synchronous rounds, momentum on the server", "Hsu et al. 2019", of=(fedavg,))
+def fedavgm(plain: Strategy, beta: Retention = 0.9) -> Strategy:
+    """Options, beside those of `fedavg`; `server_lr` is the factor on the velocity:
 
     beta: share of the velocity kept in every round; constant deltas move the model by
-        server_lr / (1 - beta) times their size.
-    server_lr: factor on the velocity; lower it with a larger `beta`.
-    fraction, timeout, min_devices, select: as in `fedavg`.
+        server_lr / (1 - beta) times their size, so lower `server_lr` with a larger `beta`.
     """
-    return rounds("fedavgm", momentum(beta), server_lr, fraction, timeout, min_devices, select)
+    return rounds(plain, "fedavgm", momentum(beta))
 
 
-@recipe("fedadagrad", "synchronous rounds, Adagrad on the server", PAPER)
-def fedadagrad(
-    server_lr: Positive = 0.1,
-    beta1: Retention = 0.0,
-    tau: Positive = 1e-3,
-    fraction: Share = 1.0,
-    timeout: NotNegative = 0.0,
-    min_devices: Count = 1,
-    select: SelectName = "random",
-) -> Strategy:
-    """Options:
+# `server_lr` is the step of the optimiser, the first option to tune.
+SMALL_STEPS = (partial(fedavg, server_lr=0.1),)
 
-    server_lr: step of the server's optimiser; the first option to tune.
+
+@recipe("fedadagrad", "synchronous rounds, Adagrad on the server", PAPER, of=SMALL_STEPS)
+def fedadagrad(plain: Strategy, beta1: Retention = 0.0, tau: Positive = 1e-3) -> Strategy:
+    """Options, beside those of `fedavg`:
+
     beta1: share of the first moment kept in every round.
     tau: added to the root of the second moment; larger values make the steps less adaptive.
-    fraction, timeout, min_devices, select: as in `fedavg`.
     """
-    optimiser = adagrad(beta1, tau)
-    return rounds("fedadagrad", optimiser, server_lr, fraction, timeout, min_devices, select)
+    return rounds(plain, "fedadagrad", adagrad(beta1, tau))
 
 
-@recipe("fedyogi", "synchronous rounds, Yogi on the server", PAPER)
+@recipe("fedyogi", "synchronous rounds, Yogi on the server", PAPER, of=SMALL_STEPS)
 def fedyogi(
-    server_lr: Positive = 0.1,
-    beta1: Retention = 0.9,
-    beta2: Retention = 0.99,
-    tau: Positive = 1e-3,
-    fraction: Share = 1.0,
-    timeout: NotNegative = 0.0,
-    min_devices: Count = 1,
-    select: SelectName = "random",
+    plain: Strategy, beta1: Retention = 0.9, beta2: Retention = 0.99, tau: Positive = 1e-3
 ) -> Strategy:
-    """Options:
+    """Options, beside those of `fedavg`:
 
     beta2: share of the second moment kept in every round.
-    server_lr, beta1, tau: as in `fedadagrad`.
-    fraction, timeout, min_devices, select: as in `fedavg`.
+    beta1, tau: as in `fedadagrad`.
     """
-    optimiser = yogi(beta1, beta2, tau)
-    return rounds("fedyogi", optimiser, server_lr, fraction, timeout, min_devices, select)
+    return rounds(plain, "fedyogi", yogi(beta1, beta2, tau))
 
 
-@recipe("fedadam", "synchronous rounds, Adam on the server", PAPER)
+@recipe("fedadam", "synchronous rounds, Adam on the server", PAPER, of=SMALL_STEPS)
 def fedadam(
-    server_lr: Positive = 0.1,
-    beta1: Retention = 0.9,
-    beta2: Retention = 0.99,
-    tau: Positive = 1e-3,
-    fraction: Share = 1.0,
-    timeout: NotNegative = 0.0,
-    min_devices: Count = 1,
-    select: SelectName = "random",
+    plain: Strategy, beta1: Retention = 0.9, beta2: Retention = 0.99, tau: Positive = 1e-3
 ) -> Strategy:
-    """Options:
+    """Options, beside those of `fedavg`:
 
-    beta2: share of the second moment kept in every round.
-    server_lr, beta1, tau: as in `fedadagrad`.
-    fraction, timeout, min_devices, select: as in `fedavg`.
+    beta1, beta2, tau: as in `fedyogi`.
     """
-    optimiser = adam(beta1, beta2, tau)
-    return rounds("fedadam", optimiser, server_lr, fraction, timeout, min_devices, select)
+    return rounds(plain, "fedadam", adam(beta1, beta2, tau))

@@ -5,14 +5,15 @@ since its base by a first-order Taylor expansion, delta - lam * delta * delta * 
 elementwise, with the Hessian approximated by the squared gradient on the diagonal.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Compensate, ServerView, Strategy
 from latecomer.core.submodel import take
-from latecomer.strategies.options import Count, NotNegative, Positive, Share
-from latecomer.strategies.papers.semi_async import quorum_epochs
-from latecomer.strategies.parts.weighting import by_examples
+from latecomer.strategies.options import NotNegative
+from latecomer.strategies.papers.semi_async import semi_async
 from latecomer.strategies.recipe import recipe
 
 
@@ -42,20 +43,12 @@ def first_order_compensation(lam: float) -> Compensate:
     "first-order",
     "quorum epochs, late updates compensated by a first-order Taylor expansion",
     "Zheng et al. 2017 (DC-ASGD)",
+    of=(semi_async,),
 )
-def first_order(
-    lam: NotNegative = 4.0,
-    quorum: Share = 0.7,
-    min_devices: Count = 1,
-    server_lr: Positive = 1.0,
-) -> Strategy:
-    """Options:
+def first_order(plain: Strategy, lam: NotNegative = 4.0) -> Strategy:
+    """Options, beside those of `semi-async`:
 
     lam: strength of the correction, the paper's lambda divided by learning rate and local steps,
         because it acts on deltas; 0: none. 4 is the value in the code of FedDC's authors.
-    quorum, min_devices, server_lr: as in `semi-async`.
     """
-    compensate = first_order_compensation(lam)
-    return quorum_epochs(
-        "first-order", by_examples(), quorum, min_devices, server_lr, compensate=compensate
-    )
+    return replace(plain, name="first-order", compensate=first_order_compensation(lam))

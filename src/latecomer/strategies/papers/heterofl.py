@@ -9,7 +9,6 @@ are left out.
 from dataclasses import replace
 
 from latecomer.core.strategy import Strategy, full_weight
-from latecomer.strategies.options import Count, NotNegative, Share
 from latecomer.strategies.papers.fedavg import fedavg
 from latecomer.strategies.recipe import recipe
 
@@ -18,12 +17,12 @@ from latecomer.strategies.recipe import recipe
     "heterofl",
     "synchronous rounds of sub-models, each coordinate averaged over those that cover it",
     "Diao et al. 2021",
+    of=(fedavg,),
     widths=True,
 )
-def heterofl(fraction: Share = 1.0, timeout: NotNegative = 0.0, min_devices: Count = 1) -> Strategy:
-    """Options (widths are set in `[submodels]`; every device has the same weight, as in the paper):
+def heterofl(plain: Strategy) -> Strategy:
+    """The options of `fedavg`; widths are set in `[submodels]`.
 
-    fraction, timeout, min_devices: as in `fedavg`.
+    Every device has the same weight, as in the paper.
     """
-    plain = fedavg(fraction=fraction, timeout=timeout, min_devices=min_devices)
     return replace(plain, name="heterofl", weigh=full_weight)

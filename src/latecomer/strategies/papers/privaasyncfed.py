@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from latecomer.core.strategy import Strategy
 from latecomer.strategies.options import CountOrOff, NotNegative, Share
-from latecomer.strategies.papers.fedasync import DecayName, fedasync
+from latecomer.strategies.papers.fedasync import fedasync
 from latecomer.strategies.recipe import recipe
 
 
@@ -38,17 +38,9 @@ def privaasyncfed(
     "dp-fedasync",
     "FedAsync on the whole model with local differential privacy",
     "Xie et al. 2019, PrivaAsyncFed's baseline",
+    of=(fedasync,),
     private=True,
 )
-def dp_fedasync(
-    alpha: Share = 0.6,
-    decay: DecayName = "polynomial",
-    p: NotNegative = 0.5,
-    b: NotNegative = 4.0,
-    concurrency: CountOrOff = 0,
-) -> Strategy:
-    """Options:
-
-    alpha, decay, p, b, concurrency: as in `fedasync`.
-    """
-    return replace(fedasync(alpha, decay, p, b, concurrency), name="dp-fedasync")
+def dp_fedasync(plain: Strategy) -> Strategy:
+    """The options of `fedasync`."""
+    return replace(plain, name="dp-fedasync")

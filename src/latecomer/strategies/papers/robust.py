@@ -12,7 +12,7 @@ measures; the number of examples, which a device could forge, is not used.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 from annotated_types import Interval
@@ -22,12 +22,10 @@ from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Strategy, full_weight
 from latecomer.core.submodel import covered
 from latecomer.errors import BadInput
-from latecomer.strategies.options import Count, CountOrOff, NotNegative, Positive, Share
-from latecomer.strategies.papers.fedasync import DecayName
+from latecomer.strategies.options import CountOrOff, NotNegative
 from latecomer.strategies.papers.fedbuff import fedbuff
 from latecomer.strategies.papers.semi_async import semi_async
 from latecomer.strategies.parts.merging import Buffer, Combine, Epochs
-from latecomer.strategies.parts.selecting import SelectName
 from latecomer.strategies.recipe import recipe
 
 RuleName = Literal["median", "trimmed-mean", "krum", "multi-krum", "clip"]
@@ -174,21 +172,22 @@ def named_rule(name: RuleName, byzantine: int, trim: float, bound: float) -> Agg
             return krum(byzantine, selected=1 if name == "krum" else 0)
 
 
-@recipe("robust-fedbuff", "buffer of K updates, merged by a Byzantine-robust rule", PAPERS)
+@recipe(
+    "robust-fedbuff",
+    "buffer of K updates, merged by a Byzantine-robust rule",
+    PAPERS,
+    of=(fedbuff,),
+)
 def robust_fedbuff(
+    plain: Strategy,
+    size: int,
     rule: RuleName = "median",
     byzantine: CountOrOff = 1,
     trim: Trim = 0.2,
     bound: NotNegative = 0.0,
     votes_per: Literal["device", "update"] = "device",
-    size: Count = 10,
-    server_lr: Positive = 1.0,
-    decay: DecayName = "polynomial",
-    p: NotNegative = 0.5,
-    b: NotNegative = 4.0,
-    concurrency: CountOrOff = 0,
 ) -> Strategy:
-    """Options:
+    """Options, beside those of `fedbuff`:
 
     rule: "median", "trimmed-mean", "krum", "multi-krum" or "clip"; "clip" where devices hold
         different classes, because the others take rare classes for outliers.
@@ -197,35 +196,29 @@ def robust_fedbuff(
     bound: L2 norm to which "clip" clips a delta; 0: the median norm of the buffer.
     votes_per: "device" averages several updates of a device to one vote, so that a fast device
         cannot fill a buffer; "update" counts each.
-    size, server_lr, decay, p, b, concurrency: as in `fedbuff`.
     """
     if "krum" in rule and size < 2 * byzantine + 3:
         raise BadInput(f"size: {size}: must be at least 2 byzantine + 3 = {2 * byzantine + 3}")
     if rule == "trimmed-mean" and trim and trim * size + 1e-9 < 1:
         raise BadInput(f"trim: {trim}: must be 0, or at least 1 / size = {1 / size:g}")
     combine = robust(named_rule(rule, byzantine, trim, bound), per_device=votes_per == "device")
-    plain = fedbuff(size, server_lr, decay, p, b, concurrency)
-    return replace(plain, name="robust-fedbuff", merge=Buffer(size, server_lr, combine))
+    cast(Buffer, plain.merge).combine = combine
+    return replace(plain, name="robust-fedbuff")
 
 
-@recipe("robust-quorum", "quorum epochs, merged by a Byzantine-robust rule", PAPERS)
+@recipe(
+    "robust-quorum", "quorum epochs, merged by a Byzantine-robust rule", PAPERS, of=(semi_async,)
+)
 def robust_quorum(
+    plain: Strategy,
     rule: RuleName = "median",
     byzantine: CountOrOff = 1,
     trim: Trim = 0.2,
     bound: NotNegative = 0.0,
-    quorum: Share = 0.7,
-    min_devices: Count = 1,
-    server_lr: Positive = 1.0,
-    select: SelectName = "random",
-    fraction: Share = 1.0,
 ) -> Strategy:
-    """Options (every device has the same weight):
+    """Options, beside those of `semi-async`; every device has the same weight:
 
     rule, byzantine, trim, bound: as in `robust-fedbuff`.
-    quorum, min_devices, server_lr, select, fraction: as in `semi-async`.
     """
-    plain = semi_async(quorum, min_devices, select=select, fraction=fraction)
-    combine = robust(named_rule(rule, byzantine, trim, bound))
-    merge = Epochs(quorum, step=server_lr, combine=combine)
-    return replace(plain, name="robust-quorum", weigh=full_weight, merge=merge)
+    cast(Epochs, plain.merge).combine = robust(named_rule(rule, byzantine, trim, bound))
+    return replace(plain, name="robust-quorum", weigh=full_weight)

@@ -8,41 +8,13 @@ into the epoch of their arrival with a_i = n_i; "Weighted" has a_i = n_i / (1 + 
 
 from dataclasses import replace
 
-from latecomer.core.strategy import Compensate, Strategy, Weigh, no_compensation
+from latecomer.core.strategy import Strategy
 from latecomer.strategies.options import Count, Positive, Share
 from latecomer.strategies.parts.dispatching import AtEpochStart
-from latecomer.strategies.parts.merging import Epochs, Surrogates
-from latecomer.strategies.parts.selecting import (
-    Select,
-    SelectName,
-    all_idle,
-    selector,
-    with_reported_loss,
-)
+from latecomer.strategies.parts.merging import Epochs
+from latecomer.strategies.parts.selecting import SelectName, selector, with_reported_loss
 from latecomer.strategies.parts.weighting import by_examples, sigmoid
 from latecomer.strategies.recipe import recipe
-
-
-def quorum_epochs(
-    name: str,
-    weigh: Weigh,
-    quorum: float,
-    min_devices: int,
-    step: float,
-    compensate: Compensate = no_compensation,
-    select: Select = all_idle,
-    surrogates: Surrogates | None = None,
-) -> Strategy:
-    """Semi-asynchronous epochs with these parts; `step` is the server learning rate."""
-    plain = Strategy(
-        name=name,
-        compensate=compensate,
-        weigh=weigh,
-        merge=Epochs(quorum, keep_late=True, step=step, surrogates=surrogates),
-        dispatch=AtEpochStart(select, minimum=min_devices),
-        has_epochs=True,
-    )
-    return with_reported_loss(plain, select)
 
 
 @recipe(
@@ -67,49 +39,38 @@ def semi_async(
     fraction: share of the present devices that begin an epoch.
     """
     chosen = selector(select, fraction)
-    return quorum_epochs("semi-async", by_examples(), quorum, min_devices, server_lr, select=chosen)
+    plain = Strategy(
+        name="semi-async",
+        weigh=by_examples(),
+        merge=Epochs(quorum, step=server_lr),
+        dispatch=AtEpochStart(chosen, minimum=min_devices),
+        has_epochs=True,
+    )
+    return with_reported_loss(plain, chosen)
 
 
 @recipe(
     "weighted",
     "quorum epochs, late updates discounted by a sigmoid of their staleness",
     "Wang and Gao 2025 (FedDC)",
+    of=(semi_async,),
 )
-def weighted(
-    a: Positive = 0.25,
-    b: float = 10.0,
-    quorum: Share = 0.7,
-    min_devices: Count = 1,
-    server_lr: Positive = 1.0,
-    select: SelectName = "random",
-    fraction: Share = 1.0,
-) -> Strategy:
-    """Options:
+def weighted(plain: Strategy, a: Positive = 0.25, b: float = 10.0) -> Strategy:
+    """Options, beside those of `semi-async`:
 
     a: steepness of the sigmoid 1 / (1 + exp(a (tau - b))).
     b: staleness in epochs at which it is 1/2; raise it where late updates must count.
-    quorum, min_devices, server_lr, select, fraction: as in `semi-async`.
     """
-    weigh, chosen = by_examples(sigmoid(a, b)), selector(select, fraction)
-    return quorum_epochs("weighted", weigh, quorum, min_devices, server_lr, select=chosen)
+    return replace(plain, name="weighted", weigh=by_examples(sigmoid(a, b)))
 
 
 @recipe(
     "unstale",
     "semi-async without the delay of fleet.late: the bound of any compensation",
     "Wang and Gao (Intertwined)",
+    of=(semi_async,),
     punctual=True,
 )
-def unstale(
-    quorum: Share = 0.7,
-    min_devices: Count = 1,
-    server_lr: Positive = 1.0,
-    select: SelectName = "random",
-    fraction: Share = 1.0,
-) -> Strategy:
-    """Options (the runner leaves out the delay; otherwise this is `semi-async`):
-
-    quorum, min_devices, server_lr, select, fraction: as in `semi-async`.
-    """
-    plain = semi_async(quorum, min_devices, server_lr, select, fraction)
+def unstale(plain: Strategy) -> Strategy:
+    """The options of `semi-async`; the runner leaves out the delay."""
     return replace(plain, name="unstale")

@@ -5,46 +5,47 @@ commits after a task was sent is predicted as w_pred = w_old + tau * (recent mov
 and the late delta is corrected for w_pred - w_old by the first-order expansion of DC-ASGD.
 """
 
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import cast
 
 from torch import Tensor
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import ServerView, Strategy
+from latecomer.core.strategy import ServerView, Stateful, Strategy
 from latecomer.core.submodel import take
-from latecomer.strategies.options import Count, NotNegative, Positive, Share
+from latecomer.strategies.options import Count, NotNegative
 from latecomer.strategies.papers.first_order import taylor
-from latecomer.strategies.papers.semi_async import quorum_epochs
-from latecomer.strategies.parts.selecting import all_idle
-from latecomer.strategies.parts.weighting import by_examples
+from latecomer.strategies.papers.semi_async import semi_async
+from latecomer.strategies.parts.dispatching import AtEpochStart
+from latecomer.strategies.parts.selecting import Select
 from latecomer.strategies.recipe import recipe
 
 
-class PredictedModelCompensation:
+class PredictedModelCompensation(Stateful):
     """Compensate: a late delta is expanded to w_pred = w_old + tau * movement per commit.
 
     The movement is the mean over the last `window` commits of the main lineage before the task was
     sent; one vector is kept for each version with an open task.
     """
 
-    def __init__(self, lam: float, window: int) -> None:
-        self.lam, self.window = lam, window
-        self._recent: deque[tuple[int, Tensor]] = deque(maxlen=window + 1)
+    kept = ("_recent", "_movement")
+
+    def __init__(self, lam: float, window: int, inner: Select) -> None:
+        self.lam, self.window, self.inner = lam, window, inner
+        self._recent: list[tuple[int, Tensor]] = []  # version and model of the last epochs
         self._movement: dict[int, Tensor] = {}
 
     def select(self, view: ServerView) -> list[int]:
-        """Select: every idle device; keeps the movement of the model that they are sent."""
+        """Select: as `inner`; keeps the movement of the model that the devices are sent."""
         store = view.store
         head = store.head()
         if not self._recent or self._recent[-1][0] != head:
-            self._recent.append((head, store.head_params()))
+            self._recent = [*self._recent[-self.window :], (head, store.head_params())]
         self._movement = {v: m for v, m in self._movement.items() if store.pins(v)}
         before, params = self._recent[0]
         if head > before:
             self._movement[head] = (store.head_params() - params) / (head - before)
-        return all_idle(view)
+        return self.inner(view)
 
     def __call__(self, contribution: Contribution, view: ServerView) -> Contribution:
         task, tau = contribution.task, contribution.staleness
@@ -55,33 +56,20 @@ class PredictedModelCompensation:
         head = take(view.store.head_params(contribution.lineage), task.submodel)
         return contribution.rebase(head, taylor(contribution.delta, drift, self.lam))
 
-    def state(self) -> dict[str, Any]:
-        return {"recent": list(self._recent), "movement": dict(self._movement)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._recent = deque(state["recent"], maxlen=self.window + 1)
-        self._movement = dict(state["movement"])
-
 
 @recipe(
     "w-pred",
     "quorum epochs, late updates compensated towards a predicted global model",
     "Hakimi et al. 2019 (DANA)",
+    of=(semi_async,),
 )
-def w_pred(
-    lam: NotNegative = 4.0,
-    window: Count = 1,
-    quorum: Share = 0.7,
-    min_devices: Count = 1,
-    server_lr: Positive = 1.0,
-) -> Strategy:
-    """Options:
+def w_pred(plain: Strategy, lam: NotNegative = 4.0, window: Count = 1) -> Strategy:
+    """Options, beside those of `semi-async`:
 
     lam: strength of the correction, as in `first-order`.
     window: commits over which the movement of the model is averaged; more are steadier and older.
-    quorum, min_devices, server_lr: as in `semi-async`.
     """
-    predict = PredictedModelCompensation(lam, window)
-    return quorum_epochs(
-        "w-pred", by_examples(), quorum, min_devices, server_lr, predict, predict.select
-    )
+    start = cast(AtEpochStart, plain.dispatch)
+    predict = PredictedModelCompensation(lam, window, start.select)
+    start.select = predict.select
+    return replace(plain, name="w-pred", compensate=predict)

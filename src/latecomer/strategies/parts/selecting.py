@@ -11,11 +11,10 @@ import torch
 from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ServerView, Stateful, Strategy, selection_rng
-from latecomer.errors import BadInput
 from latecomer.strategies.parts.quota import quota
 
 Select = Callable[[ServerView], list[int]]
-SelectName = Literal["all", "random", "round-robin", "oort"]
+SelectName = Literal["random", "round-robin", "oort"]
 
 
 def all_idle(view: ServerView) -> list[int]:
@@ -212,10 +211,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 def selector(name: SelectName, fraction: float) -> Select:
     """The select part of that name."""
     match name:
-        case "all":
-            if fraction != 1.0:
-                raise BadInput(f"fraction = {fraction:g}: select = 'all' needs fraction = 1")
-            return all_idle
         case "random":
             return random_share(fraction)
         case "round-robin":

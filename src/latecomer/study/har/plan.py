@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
 from latecomer.core.messages import TrainSpec
@@ -201,7 +200,7 @@ def _optimizers(options: HarConfig) -> dict[str, Tree]:
 
 def _mixing_option(strategy: str) -> str:
     """The strategy's option for the mixing ratio; empty if it has none."""
-    options = signature(find_recipe(strategy).build).parameters
+    options = find_recipe(strategy).options
     return next((name for name in MIXING_OPTIONS if name in options), "")
 
 
