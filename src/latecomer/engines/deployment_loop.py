@@ -33,15 +33,7 @@ from latecomer.engines.reply_timeouts import ReplyTimeouts
 from latecomer.engines.task_codec import NativeCodec, TaskCodec
 from latecomer.engines.task_dispatch import TaskDispatch
 from latecomer.engines.task_failures import TaskFailures
-from latecomer.engines.timer_queue import (
-    ROUNDING,
-    BackOffOver,
-    Item,
-    LostByNode,
-    Overdue,
-    QueryNode,
-    ReplyTimeout,
-)
+from latecomer.engines.timer_queue import ROUNDING, BackOffOver, Item
 from latecomer.engines.transport import Delivery, Timeouts, Transport
 from latecomer.engines.virtual import Bounds, BroadcastSent
 
@@ -80,7 +72,6 @@ class DeploymentLoop:
         self.replies = Replies(run, self.dispatch, self.failures)
         self.reply_timeouts = ReplyTimeouts(run, self.failures, self.introductions)
         self._checked_at = -inf
-        self._compensated_at = 0.0
 
     @property
     def now(self) -> float:
@@ -145,14 +136,6 @@ class DeploymentLoop:
         match item:
             case Delivery():
                 yield from self._delivered(item)
-            case Overdue(number, task):
-                yield from self.reply_timeouts.overdue(number, task)
-            case ReplyTimeout(message_id):
-                yield from self.reply_timeouts.give_up(message_id)
-            case LostByNode(message_id):
-                yield from self.reply_timeouts.lost_by_node(message_id)
-            case QueryNode(node):
-                self.introductions.query(node)
             case BackOffOver(number):
                 device = self.registry.devices[number]
                 if self.now + ROUNDING >= device.back_off_until:
@@ -162,6 +145,8 @@ class DeploymentLoop:
                 yield Received(tuple((task, self.in_flight.usable(task)) for task in tasks))
             case Ready() | TimerExpired() | Failed() | Left():
                 yield item
+            case _:
+                yield from item() or ()
 
     def _delivered(self, delivery: Delivery) -> Iterable[Event]:
         """Pass a reply to the part that handles the message it answers."""
@@ -187,10 +172,9 @@ class DeploymentLoop:
                 self.dispatch.assign(task)
             case Broadcast(tasks):
                 self.dispatch.broadcast(tasks)
-            case Later(seconds, Ready() as ready):
-                # Compensations run one after another, as in the simulation.
-                self._compensated_at = max(self.now, self._compensated_at) + seconds
-                self.timers.push(self._compensated_at, ready)
+            case Later(_, Ready() as ready):
+                # The seconds are virtual; here the compensation itself takes time.
+                self.timers.push(self.now, ready)
             case Later(seconds, expired):
                 self.timers.push(self.now + seconds, expired)
 
@@ -205,9 +189,8 @@ class DeploymentLoop:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint, beside the server's own state."""
-        return {"compensated_at": self._compensated_at, **self.shared.state()}
+        return self.shared.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run; the server must have been restored before."""
-        self._compensated_at = state["compensated_at"]
         self.shared.restore(state)

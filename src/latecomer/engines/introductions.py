@@ -1,13 +1,14 @@
 """Introduction of nodes: which device is behind each connected node."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from latecomer.core.messages import Event, Left
 from latecomer.engines.deployed_run import DeployedRun
 from latecomer.engines.device_registry import Device
 from latecomer.engines.in_flight import InFlightMessage
 from latecomer.engines.task_dispatch import TaskDispatch
-from latecomer.engines.timer_queue import BackOffOver, QueryNode
+from latecomer.engines.timer_queue import BackOffOver
 from latecomer.engines.transport import Delivery
 from latecomer.engines.wire import Introduction, InvalidPayload, Payload, decode_introduction
 
@@ -73,7 +74,7 @@ class Introductions:
         run = self.run
         failures = run.registry.failures[node] = run.registry.failures.get(node, 0) + 1
         run.note("refusal", node=node, reason=f"no introduction: {reason}")
-        run.timers.push(run.now + run.timeouts.after(failures), QueryNode(node))
+        run.timers.push(run.now + run.timeouts.after(failures), partial(self.query, node))
 
     def _register(self, node: int, introduction: Introduction) -> Device:
         device, is_new = self.run.registry.register(node, introduction)

@@ -1,13 +1,13 @@
 """Timeouts of messages that have no reply."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from latecomer.core.messages import Event, Failed
 from latecomer.engines.deployed_run import DeployedRun
 from latecomer.engines.in_flight import InFlightMessage
 from latecomer.engines.introductions import QUERY, Introductions
 from latecomer.engines.task_failures import TaskFailures
-from latecomer.engines.timer_queue import LostByNode, Overdue, ReplyTimeout
 from latecomer.engines.transport import Delivery
 
 
@@ -27,7 +27,7 @@ class ReplyTimeouts:
             age = now - message.sent_at
             limit = timeouts.introduction if message.task is None else timeouts.give_up
             if age >= limit:
-                run.timers.push(now, ReplyTimeout(message_id))
+                run.timers.push(now, partial(self.give_up, message_id))
             else:
                 self._check_overdue(message, age)
                 self._probe(message_id, message, age)
@@ -44,7 +44,7 @@ class ReplyTimeouts:
     def _check_overdue(self, message: InFlightMessage, age: float) -> None:
         if message.task is not None and not message.overdue and age >= self.run.timeouts.overdue:
             message.overdue = True
-            self.run.timers.push(self.run.now, Overdue(message.device, message.task))
+            self.run.timers.push(self.run.now, partial(self.overdue, message.device, message.task))
 
     def _probe(self, message_id: str, message: InFlightMessage, age: float) -> None:
         """Query a node that has had a task for `Timeouts.probe` seconds.
@@ -72,7 +72,7 @@ class ReplyTimeouts:
         message = self.run.in_flight.open.get(message_id)
         if message is not None and delivery.payload is not None:
             later = self.run.now + self.run.timeouts.grace
-            self.run.timers.push(later, LostByNode(message_id))
+            self.run.timers.push(later, partial(self.lost_by_node, message_id))
         elif message is not None:
             message.probed = False
         return True

@@ -1,43 +1,14 @@
 """The timer queue of the deployment loop: items ordered by due time, then by creation."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from latecomer.core.messages import Failed, Left, Ready, TimerExpired
+from latecomer.core.messages import Event, Failed, Left, Ready, TimerExpired
 from latecomer.engines.transport import Delivery
 from latecomer.engines.virtual import BroadcastSent
 
 ROUNDING = 1e-9  # seconds; the time of a resumed run is a sum of floats
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """A task has been without a reply for `Timeouts.overdue` seconds."""
-
-    device: int
-    task: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyTimeout:
-    """A message has been without a reply for too long: its reply is no longer expected."""
-
-    message_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class LostByNode:
-    """A node has answered a later message than this one, so it has lost this one."""
-
-    message_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueryNode:
-    """The back-off of a node that failed to introduce its device is over."""
-
-    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +18,9 @@ class BackOffOver:
     device: int
 
 
-Item = (
-    Ready
-    | TimerExpired
-    | Failed
-    | Left
-    | BroadcastSent
-    | Delivery
-    | Overdue
-    | ReplyTimeout
-    | LostByNode
-    | QueryNode
-    | BackOffOver
-)
+# What only the loop waits for is a function that returns events for the server.
+Action = Callable[[], Iterable[Event] | None]
+Item = Ready | TimerExpired | Failed | Left | BroadcastSent | Delivery | BackOffOver | Action
 # What the server waits for is saved in checkpoints; the loop finds the rest again after a restart.
 SAVED = Ready | TimerExpired | Failed | BroadcastSent
 
