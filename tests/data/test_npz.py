@@ -108,7 +108,7 @@ def numbers_as_names(path: Path) -> None:
     ("make", "message"),
     [
         (missing, "no such file"),
-        (folder, "is a folder; expected an .npz file"),
+        (folder, "the array 'x' is missing; expected x and y in x.npy and y.npy"),
         (empty, "cannot read the file"),
         (text, "is not an .npz file"),
         (truncated, "expected an intact .npz file|is not an .npz file"),

@@ -5,12 +5,13 @@ Learning for Human Activity Recognition. IoT 2024, section 4.2.1.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from latecomer.data.dataset import Inputs, Targets
+from latecomer.data.dataset import Targets
 
 Augmentation = Callable[[Targets], NDArray[np.int64]]  # targets -> number of replicas per example
 
@@ -44,21 +45,15 @@ def balanced(y: Targets) -> NDArray[np.int64]:
     return times
 
 
-def replicate(
-    x: Inputs, y: Targets, times: NDArray[np.int64], rng: Generator
-) -> tuple[Inputs, Targets]:
-    """The examples, then `times[i]` replicas of example i with Gaussian noise of std NOISE_STD.
+def replicate(x: NDArray[Any], times: NDArray[np.int64], rng: Generator) -> NDArray[Any]:
+    """The inputs, then `times[i]` replicas of input i with Gaussian noise of std NOISE_STD.
 
-    Replicas of integer inputs (tokens) have no noise.
+    Replicas of integers (tokens) have no noise.
     """
     copies = x.repeat(times, axis=0)
-    if x.dtype.kind == "i":
-        return np.concatenate([x, copies]), np.concatenate([y, y.repeat(times, axis=0)])
-    noise = rng.normal(0.0, NOISE_STD, size=copies.shape)
-    return (
-        np.concatenate([x, (copies + noise).astype(np.float32)]),
-        np.concatenate([y, y.repeat(times, axis=0)]),
-    )
+    if x.dtype.kind == "f":
+        copies = (copies + rng.normal(0.0, NOISE_STD, size=copies.shape)).astype(np.float32)
+    return np.concatenate([x, copies])
 
 
 AUGMENTATIONS: dict[str, Augmentation] = {"none": none, "base": base, "balanced": balanced}

@@ -1,4 +1,4 @@
-"""A dataset in memory, validated on construction."""
+"""A dataset, validated on construction."""
 
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latecomer.data.stored import Inputs, StoredInputs, in_steps, mapped, select
 from latecomer.errors import BadInput
 
 MAX_CLASSES = 100_000  # without class names; rejects columns of ids
 
-Inputs = NDArray[Any]  # float32, or int64 for tokens
 Targets = NDArray[Any]  # int64 or float32
 
 
@@ -19,7 +19,9 @@ class Dataset:
     """Inputs and targets of n examples; NaN in `x` is a missing value.
 
     `x` is (n, features), (n, time, channels), (n, channels, height, width) or more; float32,
-    or int64 if integers (tokens) are given. `y` depends on what is given:
+    or int64 if integers (tokens) are given. uint8 images, (n, h, w) or (n, c, h, w), are divided by
+    255. A memory-mapped array and `StoredInputs` are not copied into memory. `y` depends on what is
+    given:
 
     - (n,) integers, bool or text are labels: int64 indices into `class_names`, which without names
       are the different labels in ascending order.
@@ -54,7 +56,11 @@ class Dataset:
 
     def with_float_inputs(self) -> "Dataset":
         """The same with inputs in float32."""
-        return self if self.x.dtype.kind == "f" else replace(self, x=self.x.astype(np.float32))
+        if self.x.dtype.kind == "f":
+            return self
+        if isinstance(self.x, StoredInputs):
+            return replace(self, x=self.x.converted(lambda x: x.astype(np.float32)))
+        return replace(self, x=self.x.astype(np.float32))
 
     @property
     def has_classes(self) -> bool:
@@ -73,7 +79,7 @@ class Dataset:
             return self.num_classes
         if self.y.dtype.kind == "f":
             return int(np.prod(self.y.shape[1:]))
-        tokens = int(self.x.max()) if self.x.dtype.kind == "i" else 0
+        tokens = max(int(x.max()) for x in in_steps(self.x)) if self.x.dtype.kind == "i" else 0
         return max(tokens, int(self.y.max())) + 1
 
 
@@ -199,8 +205,18 @@ def _labels(
     return np.asarray(table, dtype=np.int64)[index], names
 
 
+def as_images(x: NDArray[Any]) -> NDArray[Any]:
+    """uint8 arrays of 3 or 4 axes as float32 in [0, 1] with a channel axis; others unchanged."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return x
+    scaled = x.astype(np.float32) / np.float32(255)
+    return scaled[:, np.newaxis] if x.ndim == 3 else scaled
+
+
 def _inputs(where: str, given: object, rows: int) -> Inputs:
-    x = as_array(where, "x", given)
+    if isinstance(given, np.memmap) and given.ndim:
+        given = mapped(given)
+    x = given if isinstance(given, StoredInputs) else as_array(where, "x", given)
     if x.dtype.kind not in "fiub":
         raise BadInput(f"{where}: x is {x.dtype}; expected numbers")
     if x.ndim < 2:
@@ -210,15 +226,23 @@ def _inputs(where: str, given: object, rows: int) -> Inputs:
         )
     if len(x) != rows:
         raise BadInput(f"{where}: x has {len(x)} rows and y has {rows}; expected equal numbers")
-    if x.size == 0:
+    if not np.prod(x.shape):
         raise BadInput(f"{where}: x has shape {x.shape}; expected at least one feature")
+    if isinstance(x, StoredInputs):
+        return x if x.dtype in (np.float32, np.int64) else x.converted(_typed)
+    x = _typed(x)
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        _check_missing_values(where, x)
+    return x
+
+
+def _typed(x: NDArray[Any]) -> NDArray[Any]:
+    """The inputs in float32, or integers in int64."""
+    x = as_images(x)
     if x.dtype.kind in "iu":
         return x.astype(np.int64, copy=False)
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32, copy=False)
-    if not np.isfinite(x).all():
-        _check_missing_values(where, x)
-    return x
+        return x.astype(np.float32, copy=False)
 
 
 def _check_missing_values(where: str, x: NDArray[np.float32]) -> None:
@@ -294,7 +318,7 @@ def drop_rare_classes(dataset: Dataset, min_examples: int) -> Dataset:
     names = ", ".join(f"{dataset.class_names[c]} ({counts[c]})" for c in dropped)
     return replace(
         dataset,
-        x=dataset.x[rows],
+        x=select(dataset.x, rows),
         y=np.searchsorted(kept, dataset.y[rows]),
         subject=None if dataset.subject is None else dataset.subject[rows],
         test=None if dataset.test is None else dataset.test[rows],

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latecomer.data.partition import Indices
+from latecomer.data.stored import Indices
 
 # Class counts (devices, classes) -> ids of the devices that keep the exclusive classes.
 ChooseHolders = Callable[[NDArray[np.integer[Any]]], Collection[int]]

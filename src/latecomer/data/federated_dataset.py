@@ -1,8 +1,10 @@
 """A dataset partitioned over devices, split, scaled and augmented, with a central test set."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,29 +12,97 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from latecomer.data.augment import AUGMENTATIONS, Augmentation, by_class, replicate
-from latecomer.data.dataset import Dataset, Inputs, Targets, is_label, need_classes
+from latecomer.data.dataset import Dataset, Targets, is_label, need_classes
 from latecomer.data.exclusive_classes import ExclusiveClasses
-from latecomer.data.partition import Indices, split_rows
-from latecomer.data.scaling import impute, moments, pool, standardise
+from latecomer.data.partition import split_rows
+from latecomer.data.scaling import FeatureMoments, impute, moments, pool, standardise
+from latecomer.data.stored import Indices, Inputs, StoredInputs
 from latecomer.errors import BadInput, unknown
 
 # One random stream per purpose (and device), so that no option changes the draws of another.
 PARTITION_STREAM, HELD_OUT_STREAM, SPLIT_STREAM, AUGMENT_STREAM, SECOND_STREAM = range(5)
 
 MAX_LISTED = 10
+RECENT_BYTES = 2**28  # of stored inputs that are kept in memory after they were read
 
 
-class Examples(NamedTuple):
-    """Inputs (n, ...) in float32, or int64 for tokens; targets (n, ...) as in `Dataset`."""
+class Examples(Sequence[Tensor]):
+    """Inputs (n, ...) in float32, or int64 for tokens; targets (n, ...) as in `Dataset`.
 
-    x: Tensor
-    y: Tensor
+    Unpacks as `x, y`. Stored inputs are given as a function of the indices of some examples, or of
+    None for all of them, and are read when `x` is used.
+    """
+
+    def __init__(self, x: Tensor | Callable[[Tensor | None], Tensor], y: Tensor) -> None:
+        self._x, self.y = x, y
+
+    @property
+    def x(self) -> Tensor:
+        return self._x if isinstance(self._x, Tensor) else self._x(None)
+
+    @property
+    def stored(self) -> bool:
+        """Whether inputs are not in memory."""
+        return not isinstance(self._x, Tensor)
+
+    def take(self, index: Tensor) -> "Examples":
+        """The examples at these indices; of stored inputs only these are read."""
+        x = self._x
+        return Examples(x[index] if isinstance(x, Tensor) else x(index), self.y[index])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.y if index == 1 else (self.x, self.y)[index]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from (self.x, self.y)
 
 
 def concatenate(parts: Iterable[Examples]) -> Examples:
     """The examples of all parts, in order."""
-    xs, ys = zip(*parts, strict=True)
-    return Examples(torch.cat(xs), torch.cat(ys))
+    some = list(parts)
+    y = torch.cat([part.y for part in some])
+    if not any(part.stored for part in some):
+        return Examples(torch.cat([part.x for part in some]), y)
+    ends = torch.tensor([len(part.y) for part in some]).cumsum(0)
+
+    def read(index: Tensor | None) -> Tensor:
+        if index is None:
+            return torch.cat([part.x for part in some])
+        of = torch.searchsorted(ends, index, right=True)
+        first = some[int(of[0])].take(index[:1] - (ends[of[0]] - len(some[int(of[0])].y))).x
+        found = first.new_empty(len(index), *first.shape[1:])
+        for number in sorted({*of.tolist()}):
+            begin = int(ends[number]) - len(some[number].y)
+            found[of == number] = some[number].take(index[of == number] - begin).x
+        return found
+
+    return Examples(read, y)
+
+
+class RecentInputs:
+    """The stored inputs that were read last, by key, up to `limit` bytes (at least one)."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[object, Tensor] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: object, read: Callable[[], Tensor]) -> Tensor:
+        """The inputs of `key`; read unless they are kept."""
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is not None:
+                self._kept[key] = found
+                return found
+        found = read()
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > 1 and sum(x.nbytes for x in self._kept.values()) > self._limit:
+                self._kept.popitem(last=False)
+        return found
 
 
 def _no_rows() -> Tensor:
@@ -87,6 +157,9 @@ class FederatedDataset:
     def pooled(self) -> Examples:
         """The training examples of all devices, for centralised training."""
         return concatenate(client.train for client in self.clients)
+
+
+Transform = Callable[[NDArray[Any]], NDArray[Any]]  # of inputs
 
 
 class _SplitRows(NamedTuple):
@@ -151,19 +224,18 @@ def federate(
         _check_exclusive(exclusive, dataset, parts)
 
     scaler = _Scaler(dataset.x, parts, scale)
+    examples = _Reader(dataset)
     clients = []
     for device, rows in enumerate(parts):
         scaled = scaler.for_device(device)
-        rng = np.random.default_rng([seed, AUGMENT_STREAM, device])
-        labels = dataset.y[rows.train]
-        times = augmentation(labels)
-        x, y = replicate(scaled(dataset.x[rows.train]), labels, times, rng)
-        validation, test_part = rows.validation, rows.test
+        times = augmentation(dataset.y[rows.train])
         clients.append(
             ClientData(
-                train=_examples(x, y),
-                validation=_examples(scaled(dataset.x[validation]), dataset.y[validation]),
-                test=_examples(scaled(dataset.x[test_part]), dataset.y[test_part]),
+                train=examples(
+                    rows.train, _replicated(scaled, times, [seed, AUGMENT_STREAM, device]), times
+                ),
+                validation=examples(rows.validation, scaled),
+                test=examples(rows.test, scaled),
                 train_rows=torch.from_numpy(np.concatenate([rows.train, rows.train.repeat(times)])),
                 validation_rows=torch.from_numpy(rows.validation),
                 test_rows=torch.from_numpy(rows.test),
@@ -171,7 +243,7 @@ def federate(
         )
 
     if official is not None:
-        central = _examples(scaler.pooled(dataset.x[official]), dataset.y[official])
+        central = examples(official, scaler.pooled)
     elif held_out:
         central = concatenate(clients[device].test for device in held_out)
     else:
@@ -304,31 +376,35 @@ def _split(
 
 
 class _Scaler:
-    """Scaling of inputs by the moments of the devices' training parts, local or pooled."""
+    """Scaling of inputs by the moments of the devices' training parts, local or pooled.
+
+    Integers are never scaled. Stored inputs are not even imputed with scale "none", which would
+    need a pass over all of them.
+    """
 
     def __init__(self, x: Inputs, parts: Sequence[_SplitRows], scale: str) -> None:
-        self._tokens = x.dtype.kind == "i"  # integers are never scaled
-        if self._tokens:
-            return
         self._scale = scale
+        self._pooled: FeatureMoments | None = None
+        if x.dtype.kind == "i" or (isinstance(x, StoredInputs) and scale == "none"):
+            return
         local = [moments(x[rows.train]) for rows in parts]
         self._pooled = pool(local)
         # A held-out device has no training part; its local moments are those of its test part.
         self._local = [
-            device_moments if len(rows.train) else moments(x[rows.test])
+            device_moments if len(rows.train) or scale != "local" else moments(x[rows.test])
             for device_moments, rows in zip(local, parts, strict=True)
         ]
 
-    def for_device(self, device: int) -> Callable[[Inputs], Inputs]:
+    def for_device(self, device: int) -> Transform:
         """The scaling that this device applies to inputs."""
-        if self._tokens or self._scale != "local":
+        if self._pooled is None or self._scale != "local":
             return self.pooled
         by = self._local[device].filled_from(self._pooled)
         return lambda x: standardise(x, by)
 
-    def pooled(self, x: Inputs) -> Inputs:
+    def pooled(self, x: NDArray[Any]) -> NDArray[Any]:
         """`x` standardised, or with scale "none" only imputed, by the pooled moments."""
-        if self._tokens:
+        if self._pooled is None:
             return x
         transform = impute if self._scale == "none" else standardise
         return transform(x, self._pooled)
@@ -338,7 +414,7 @@ def _counterpart(
     client: ClientData,
     second: Dataset,
     first: Dataset,
-    scaled: Callable[[Inputs], Inputs],
+    scaled: Transform,
     stream: Sequence[int],
 ) -> ClientData:
     """For each example of the device a random one of the same class in the second domain.
@@ -375,8 +451,44 @@ def _counterpart(
     )
 
 
-def _examples(x: Inputs, y: Targets) -> Examples:
-    return Examples(torch.from_numpy(x), torch.from_numpy(y))
+class _Reader:
+    """Makes the examples of rows of a dataset: copied at once, or read by row when they are used.
+
+    `transform` is applied to the inputs. `times[i]` copies of target i are appended.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._recent = RecentInputs(RECENT_BYTES)
+        self._parts = 0
+
+    def __call__(
+        self, rows: Indices, transform: Transform, times: Indices | None = None
+    ) -> Examples:
+        y = self._dataset.y[rows]
+        if times is not None:
+            y = np.concatenate([y, y.repeat(times, axis=0)])
+
+        def read() -> Tensor:
+            return torch.from_numpy(transform(self._dataset.x[rows]))
+
+        if not isinstance(self._dataset.x, StoredInputs):
+            return Examples(read(), torch.from_numpy(y))
+        key = self._parts = self._parts + 1
+
+        def read_some(index: Tensor | None) -> Tensor:
+            if index is None:
+                return self._recent.get(key, read)
+            if times is not None:  # replicas are made of all rows together
+                return read()[index]
+            return torch.from_numpy(transform(self._dataset.x[rows[index.numpy()]]))
+
+        return Examples(read_some, torch.from_numpy(y))
+
+
+def _replicated(scaled: Transform, times: Indices, stream: Sequence[int]) -> Transform:
+    """The scaling, followed by the replicas of augmentation."""
+    return lambda x: replicate(scaled(x), times, np.random.default_rng(stream))
 
 
 def _notes(
@@ -401,8 +513,9 @@ def _notes(
         yield f"{_count(empty)} no data, hence no task: {_listed(empty)}"
     if held_out:
         yield f"{_count(held_out)} the central test set, hence no task: {_listed(held_out)}"
-    if dataset.x.dtype.kind == "f" and (missing := int(np.isnan(dataset.x).sum())):
-        yield f"{missing} missing values ({missing / dataset.x.size:.2%}) are set to the mean"
+    if missing := missing_values(dataset.x):
+        share = missing / np.prod(dataset.x.shape)
+        yield f"{missing} missing values ({share:.2%}) are set to the mean"
     if absent := _absent(dataset.class_names, central.y):
         yield f"classes absent from the central test set: {_listed(absent)}"
 
@@ -423,3 +536,10 @@ def _listed(items: Sequence[object]) -> str:
     shown = ", ".join(str(item) for item in items[:MAX_LISTED])
     more = len(items) - MAX_LISTED
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def missing_values(x: Inputs) -> int:
+    """The number of NaN in inputs in memory; stored inputs are not read for it."""
+    if isinstance(x, StoredInputs) or x.dtype.kind != "f":
+        return 0
+    return int(np.isnan(x).sum())

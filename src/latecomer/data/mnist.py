@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latecomer.data.dataset import Dataset
-from latecomer.data.npz import Array, as_images, read_arrays, read_npz
+from latecomer.data.npz import Array, read_arrays, read_npz
 from latecomer.errors import BadInput
 
 DIGITS = tuple("0123456789")
@@ -61,7 +61,7 @@ def _joined(path: Path, x: Array, y: Array, x_test: Array, y_test: Array) -> Dat
             "expected one size"
         )
     return Dataset(
-        x=as_images(np.concatenate([x, x_test])),
+        x=np.concatenate([x, x_test]),
         y=np.concatenate([y, y_test]),
         test=np.arange(len(x) + len(x_test)) >= len(x),
         class_names=DIGITS,

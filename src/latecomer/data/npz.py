@@ -1,4 +1,4 @@
-"""Reader of datasets in one .npz file: x, y, and optionally subject, test and class_names."""
+"""Reader of arrays x, y, and optionally subject, test, class_names: an .npz or a folder of .npy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,20 +13,36 @@ from latecomer.errors import BadInput
 Array = NDArray[Any]
 
 
+KEYS = ("x", "y", "subject", "test", "class_names")
+
+
 def read_npz(path: Path) -> Dataset:
-    """The dataset in `path`; uint8 images are scaled to [0, 1], NaN is a missing value."""
-    found = read_arrays(path, ("x", "y", "subject", "test", "class_names"))
+    """The dataset in `path`; of a folder with x.npy, y.npy, ... the inputs stay on disk."""
+    found = _mapped(path) if path.is_dir() else read_arrays(path, KEYS)
     for key in ("x", "y"):
         if key not in found:
-            raise BadInput(f"{path}: the array {key!r} is missing; expected x and y")
+            files = " in x.npy and y.npy" if path.is_dir() else ""
+            raise BadInput(f"{path}: the array {key!r} is missing; expected x and y{files}")
     return Dataset(
-        x=as_images(found["x"]),
+        x=found["x"],
         y=found["y"],
         subject=found.get("subject"),
         test=found.get("test"),
         class_names=_names(path, found.get("class_names")),
         where=str(path),
     )
+
+
+def _mapped(folder: Path) -> dict[str, Array]:
+    """The arrays of a folder, each in a file of its name; x is memory-mapped."""
+    found = {}
+    for key in KEYS:
+        if (path := folder / f"{key}.npy").is_file():
+            try:
+                found[key] = np.load(path, mmap_mode="r" if key == "x" else None)
+            except (OSError, ValueError, EOFError) as error:
+                raise BadInput(f"{path}: {_reason(key, error)}") from None
+    return found
 
 
 def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
@@ -59,21 +75,13 @@ def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, Array]:
 
 
 def _reason(key: str, error: Exception) -> str:
-    if "allow_pickle" in str(error):
+    if "allow_pickle" in str(error) or "Python objects" in str(error):
         if not key:
             return "is not an .npz file; expected an .npz file with x and y"
         return f"the array {key!r} holds pickled objects; expected plain numbers or text"
     part = f"the array {key!r}" if key else "the file"
     detail = (str(error).splitlines() or [type(error).__name__])[0]
     return f"cannot read {part} ({detail}); expected an intact .npz file"
-
-
-def as_images(x: Array) -> Array:
-    """uint8 arrays of 3 or 4 axes as float32 in [0, 1] with a channel axis; others unchanged."""
-    if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        return x
-    scaled = x.astype(np.float32) / np.float32(255)
-    return scaled[:, np.newaxis] if x.ndim == 3 else scaled
 
 
 def _names(path: Path, names: Array | None) -> tuple[str, ...]:

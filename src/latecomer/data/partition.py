@@ -4,10 +4,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from latecomer.data.stored import Indices
 from latecomer.errors import BadInput, unknown
 
 Labels = NDArray[np.int64]
-Indices = NDArray[np.int64]
 
 KINDS = ("iid", "dirichlet", "one-class", "by-subject", "time-window")
 

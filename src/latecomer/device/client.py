@@ -1,6 +1,6 @@
 """The client: local training of tasks on the data of one device, with or without privacy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ VALIDATION_STREAM = 3  # random stream of the validation split, beside batches a
 LEDGER = "ledger"  # key of the privacy ledger in the device's memory
 
 # The examples of a device at a virtual time.
-Stream = Callable[[float], tuple[Tensor, Tensor]]
+Stream = Callable[[float], Sequence[Tensor]]
 # (passes over the data, number of the broadcast that training is rebased on after them)
 Rebases = tuple[tuple[int, int], ...]
 
@@ -71,8 +71,8 @@ class Client:
         self.system_noise = system_noise
         self.num_examples = len(y)
 
-    def data(self, task: Task) -> tuple[Tensor, Tensor]:
-        """The examples of this task."""
+    def data(self, task: Task) -> Sequence[Tensor]:
+        """The examples of this task, `x, y`."""
         return (self.x, self.y) if self.stream is None else self.stream(task.began)
 
     def network(self, submodel: Submodel | None) -> FlatModel:
@@ -178,10 +178,10 @@ class Client:
         plan, network = self.plan(task), self.network(task.submodel)
         steps = len(plan.order) // task.spec.local_epochs
         part = Plan(*(rows[training.passes * steps : until * steps] for rows in plan))
+        x, y = self.data(task)
         training.params, training.optimizer = resumed_update(
-            network, training.params, training.anchor, training.optimizer, *self.data(task),
-            task.spec, part,
-        )  # fmt: skip
+            network, training.params, training.anchor, training.optimizer, x, y, task.spec, part
+        )
         training.passes = until
 
     def make_update(

@@ -41,7 +41,7 @@ class Evaluator:
         """
         test = self.experiment.data.central_test(time)
         if max_examples := self.experiment.config.evaluate.examples:
-            test = Examples(*subsample(test.x, test.y, max_examples))
+            test = test.take(subsample(torch.arange(len(test.y)), test.y, max_examples)[0])
         return self._scores(server, test)
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
+from collections.abc import Callable
 from functools import cached_property
 from math import ceil
 
@@ -11,7 +12,7 @@ from latecomer.core.checks import Checks
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.data.drift import concatenate_streams
-from latecomer.data.federated_dataset import FederatedDataset
+from latecomer.data.federated_dataset import Examples, FederatedDataset
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import compiled_kernel
@@ -128,12 +129,12 @@ class Experiment:
             device: Client(
                 device,
                 self.networks,
-                part.x,
+                part.y if part.stored else part.x,  # stored inputs are read for a task
                 part.y,
                 self.config.seed,
                 # Where data change, by the examples at the start: fewer need more noise.
                 self.privacy(len(over_time[device](0.0).y if over_time else part.y)),
-                over_time[device] if over_time else None,
+                over_time[device] if over_time else (_constant(part) if part.stored else None),
             )
             for device, part in enumerate(parts)
             if len(part.y)
@@ -309,6 +310,10 @@ class Experiment:
                 "fleet: a task takes no time at all, so stop.virtual_seconds is never reached;"
                 " give fleet.seconds_per_task or stop.updates"
             )
+
+
+def _constant(part: Examples) -> Callable[[float], Examples]:
+    return lambda time: part
 
 
 def _recipe(config: Config, strategy: Strategy | FlowerStrategy | Build | None) -> Recipe:

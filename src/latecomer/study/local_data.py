@@ -8,6 +8,7 @@ from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, 
 from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.data.sources import load
+from latecomer.data.stored import StoredInputs
 from latecomer.device.models import MODELS
 from latecomer.errors import BadInput
 from latecomer.fleet.late import choose_late
@@ -81,6 +82,11 @@ def drift_in_seconds(drift: DriftConfig, epoch_seconds: float) -> Drift | None:
 
 def _check_classes(config: Config, dataset: Dataset) -> None:
     drift = config.data.drift
+    if drift.kind != "none" and isinstance(dataset.x, StoredInputs):
+        raise BadInput(
+            f"data.drift.kind = {drift.kind!r}: the inputs are stored outside memory; allowed with"
+            " them is 'none'"
+        )
     if drift.renames:
         need_classes(dataset.y, f"data.drift.kind = {drift.kind!r}", "choose another drift")
     if config.fleet.late.classes:
