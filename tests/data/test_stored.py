@@ -98,8 +98,8 @@ def test_nothing_is_read_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) ->
     assert not counting.read
     for device in (0, 0, 1, 0):
         assert len(made.clients[device].train.x) == len(made.clients[device].train.y)
-    rows = [made.clients[device].train_rows.tolist() for device in (0, 1, 0)]
-    assert counting.read == sum(rows, [])  # the part that was used last is kept
+    rows = torch.cat([made.clients[device].train_rows for device in (0, 1, 0)])
+    assert counting.read == rows.tolist()  # the part that was used last is kept
 
 
 def test_some_of_a_concatenation_are_read_alone() -> None:
