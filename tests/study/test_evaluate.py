@@ -24,6 +24,7 @@ from latecomer.study.config import Config
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.metrics import OverDevices, Scores, over_devices
+from latecomer.study.scoring import Scoring
 
 MakeConfig = Callable[..., Config]
 NETWORK = FlatModel(lambda: nn.Linear(1, 2), (1,), 2)  # two weights, then two biases
@@ -72,11 +73,11 @@ class FakeExperiment:
 
     def __post_init__(self) -> None:
         clients = [SimpleNamespace(train=train, test=test) for train, test in self.devices]
-        self.federation = SimpleNamespace(clients=clients, num_classes=2)
+        self.federation = SimpleNamespace(clients=clients)
+        self.scoring = Scoring(self.model.objective, (1,))
         self.resolution = SimpleNamespace(batching_problem=self.batching_problem)
         self.config = SimpleNamespace(
             evaluate=SimpleNamespace(examples=self.max_examples),
-            fleet=SimpleNamespace(late=SimpleNamespace(classes=(1,))),
         )
 
     @property
@@ -140,8 +141,8 @@ def test_local_test_accuracy_without_personalisation() -> None:
     assert (found.worst, found.worst_device) == (0.0, 1)
     assert found.late_mean == 0.5  # devices 1 and 3; device 2 is late and has no test part
     # Recalls of device 0: 1/2 and 2/2. F1 of its classes: 2/3 and 4/5.
-    assert found.balanced == OverDevices(pytest.approx(1.75 / 3), 0.0)
-    assert found.macro_f1 == OverDevices(pytest.approx((11 / 15 + 0 + 1) / 3), 0.0)
+    assert found.further["balanced_accuracy"] == OverDevices(pytest.approx(1.75 / 3), 0.0)
+    assert found.further["macro_f1"] == OverDevices(pytest.approx((11 / 15 + 0 + 1) / 3), 0.0)
 
 
 def test_the_label_shift_correction_is_by_the_training_labels() -> None:
@@ -233,20 +234,20 @@ def test_central_scores_count_a_model_by_the_training_devices_of_its_cluster(
         "batching_problem": "it branches",
     }
     found = evaluator(**({} if batched else other)).central(server)
-    assert found.accuracy == pytest.approx(5 / 9)
+    assert found["accuracy"] == pytest.approx(5 / 9)
     loss = (2 * cross_entropy(1, 1, -1) + cross_entropy(-1, -1, 1)) / 3
-    assert found.loss == pytest.approx(loss)
-    assert found.accuracy_affected == pytest.approx(2 / 3)
-    assert evaluator().central(server, DRIFT).accuracy == pytest.approx(4 / 9)
+    assert found["loss"] == pytest.approx(loss)
+    assert found["accuracy_affected"] == pytest.approx(2 / 3)
+    assert evaluator().central(server, DRIFT)["accuracy"] == pytest.approx(4 / 9)
 
 
 def test_validation_scores_are_those_of_the_validation_parts() -> None:
     found = evaluator().validation(one_model())
-    assert found.accuracy == 0.5
-    assert found.loss == pytest.approx(cross_entropy(2, -2))
-    assert evaluator().validation(one_model(), DRIFT).accuracy == 0.5
+    assert found["accuracy"] == 0.5
+    assert found["loss"] == pytest.approx(cross_entropy(2, -2))
+    assert evaluator().validation(one_model(), DRIFT)["accuracy"] == 0.5
     server: Any = FakeServer(*CLUSTERS)
-    assert evaluator().validation(server).accuracy == pytest.approx(3 / 6)
+    assert evaluator().validation(server)["accuracy"] == pytest.approx(3 / 6)
 
 
 @pytest.mark.parametrize("max_examples", [1, 2, 3, 10])
@@ -255,7 +256,7 @@ def test_at_most_so_many_central_examples_are_used(max_examples: int) -> None:
     assert len(y) == min(max_examples, 3)
     found = evaluator(max_examples=max_examples).central(one_model())
     right = ((x[:, 0] > 0).long() == y).double().mean().item()
-    assert found.accuracy == pytest.approx(right)
+    assert found["accuracy"] == pytest.approx(right)
 
 
 class Recorded(FlatModel):
@@ -281,9 +282,9 @@ def test_many_models_and_many_examples_are_evaluated_in_batches(
     recorded = Recorded(lambda: nn.Linear(1, 2), (1,), 2)
     found = evaluator(devices=devices, model=recorded)
     # Central x = -1, 1, 1 with y = 0, 1, 0: 2 right for i = 0 and 1, 2 right beyond that as well.
-    assert found.central(server).accuracy == pytest.approx(2 / 3)
+    assert found.central(server)["accuracy"] == pytest.approx(2 / 3)
     assert recorded.sizes == [2, 1] * 3
-    assert found.central(server).accuracy_affected == pytest.approx(2 / 5)
+    assert found.central(server)["accuracy_affected"] == pytest.approx(2 / 5)
     # Local x = 3, 0, 0 with y = 1, 0, 1: i = 0 has 2 right, 1 to 3 have 2, 4 has 1.
     each = found.local_test(server).each
     assert list(each.values()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2 / 3, 1 / 3])
@@ -294,24 +295,26 @@ def test_many_models_and_many_examples_are_evaluated_in_batches(
 
 
 def of(accuracy: float) -> Scores:
-    return Scores(0.0, accuracy, accuracy / 2, accuracy / 4, None, ())
+    values = {"accuracy": accuracy, "balanced_accuracy": accuracy / 2, "macro_f1": accuracy / 4}
+    return Scores(values)
 
 
 def test_scores_over_devices() -> None:
-    found = over_devices({4: of(0.5), 2: of(0.25), 7: of(0.25), 1: of(1.0)}, late=(7, 9, 1))
+    each = {4: of(0.5), 2: of(0.25), 7: of(0.25), 1: of(1.0)}
+    found = over_devices(each, late=(7, 9, 1), further=("balanced_accuracy", "macro_f1"))
     assert (found.mean, found.worst, found.worst_device) == (0.5, 0.25, 2)  # the first of the worst
     assert found.late_mean == 0.625
-    assert (found.balanced, found.macro_f1) == (
-        OverDevices(0.25, 0.125),
-        OverDevices(0.125, 0.0625),
-    )
+    assert found.further == {
+        "balanced_accuracy": OverDevices(0.25, 0.125),
+        "macro_f1": OverDevices(0.125, 0.0625),
+    }
     assert found.each == {4: 0.5, 2: 0.25, 7: 0.25, 1: 1.0}
 
 
 def test_without_devices_there_are_no_scores() -> None:
-    found = over_devices({}, late=(1,))
+    found = over_devices({}, late=(1,), further=("macro_f1",))
     assert (found.mean, found.worst, found.late_mean, found.worst_device) == (None,) * 4
-    assert found.balanced == found.macro_f1 == OverDevices(None, None)
+    assert found.further == {"macro_f1": OverDevices(None, None)}
     assert over_devices({1: of(0.5)}, late=()).late_mean is None
 
 
@@ -385,7 +388,7 @@ def test_the_calibrated_model_is_evaluated(experiment: Experiment) -> None:
     server = with_tasks(experiment)
     test = experiment.data.central_test()
     central = Evaluator(experiment).central(server)
-    assert central.accuracy == pytest.approx((test.y == 3).double().mean().item())
+    assert central["accuracy"] == pytest.approx((test.y == 3).double().mean().item())
     each = Evaluator(experiment).local_test(server).each
     right = {d: (experiment.data.test_of(d).y == 3).double().mean().item() for d in each}
     assert each == pytest.approx(right)

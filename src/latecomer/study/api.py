@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from latecomer.core.strategy import Strategy
+from latecomer.device.objective import LossFunction
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
 from latecomer.study.advice.advice import Advice
 from latecomer.study.advice.advice import advise as advise_on
 from latecomer.study.advice.subject import scenario, subject
 from latecomer.study.compare import compare as compare_all
-from latecomer.study.config import Tree, parse, quickstart, read_toml
+from latecomer.study.config import Tree, merged, parse, quickstart, read_toml
+from latecomer.study.given import Given
+from latecomer.study.metrics import Metric
 from latecomer.study.results import Comparison, Result
 from latecomer.study.runner import start_run
 
@@ -22,6 +25,9 @@ def run(
     config: ConfigLike = None,
     out: str | Path = "run",
     strategy: Strategy | FlowerStrategy | Build | str | None = None,
+    *,
+    loss: LossFunction | str | None = None,
+    metrics: Mapping[str, Metric] | Sequence[str] | None = None,
 ) -> Result:
     """Run one experiment in a new folder `out`.
 
@@ -29,11 +35,21 @@ def run(
     the one that the config names: a name, a `Strategy` built from parts, a function that makes one,
     or an object of `flwr.serverapp.strategy`, whose rounds then run in virtual time on this fleet.
     A `Strategy` can be used for any number of runs: each works on its own copy.
+
+    `loss` is a name of `objective.loss`, or a function of outputs and targets that gives a tensor:
+    one value per example, or their mean. `metrics` are names, or {name: function} with functions of
+    outputs and targets that give a number.
     """
     tree = _tree(config)
+    if isinstance(loss, str):
+        tree, loss = _with_objective(tree, "loss", loss), None
+    if isinstance(metrics, Sequence):
+        named = [metrics] if isinstance(metrics, str) else list(metrics)
+        tree, metrics = _with_objective(tree, "metrics", named), None
     if isinstance(strategy, str):
         tree, strategy = {**tree, "strategy": {**tree.get("strategy", {}), "name": strategy}}, None
-    start_run(parse(tree), Path(out), strategy=strategy)
+    given = Given(loss, {} if metrics is None else metrics)
+    start_run(parse(tree), Path(out), strategy=strategy, given=given)
     return Result(Path(out))
 
 
@@ -58,6 +74,10 @@ def advise(what: ConfigLike = None) -> Advice:
     if isinstance(what, Mapping):
         return advise_on(scenario(what, "config", "latecomer run CONFIG.toml"))
     return advise_on(subject(None if what is None else Path(what)))
+
+
+def _with_objective(tree: Tree, key: str, value: Any) -> Tree:
+    return merged(tree, {"objective": {key: value}})
 
 
 def _tree(config: ConfigLike) -> Tree:

@@ -140,6 +140,14 @@ class TrainingConfig(Section):
     clip: float = Field(0.0, ge=0)
 
 
+class ObjectiveConfig(Section):
+    """The loss and further metrics; the kind of targets follows from the loss and the data."""
+
+    loss: str = "cross-entropy"
+    metrics: Several[str] = ()
+    kind: Literal["auto", "classes", "tokens", "multi-label", "regression", "own"] = "auto"
+
+
 class StrategyConfig(BaseModel):
     """The name; everything else in this table is an option of that strategy."""
 
@@ -268,6 +276,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     fleet: FleetConfig = FleetConfig()
     model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     training: TrainingConfig = TrainingConfig()
     strategy: StrategyConfig = StrategyConfig()
     submodels: SubmodelsConfig = SubmodelsConfig()

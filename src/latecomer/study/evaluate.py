@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from latecomer.core.messages import ServingSettings
@@ -18,9 +17,11 @@ from latecomer.data.federated_dataset import Examples
 from latecomer.device.flat import FlatModel
 from latecomer.device.personalisation import personalise, subsample
 from latecomer.study.experiment import Experiment
-from latecomer.study.metrics import ClientAccuracy, Scores, confusion, over_devices, scores
+from latecomer.study.metrics import LocalScores, Scores, class_scores, confusion, over_devices
+from latecomer.study.scoring import Parts
 
 MAX_EXAMPLES_AT_ONCE = 4096  # in one forward pass
+MAX_OUTPUTS_AT_ONCE = 2**24  # logits of tokens: 64 MB
 MAX_MODELS_AT_ONCE = 16
 
 
@@ -50,23 +51,27 @@ class Evaluator:
         return self._scores(server, self.experiment.data.validation(time))
 
     def _scores(self, server: Server, data: Examples) -> Scores:
-        classes = self.experiment.federation.num_classes
+        scoring, network = self.experiment.scoring, self.experiment.model
         members = Counter(server.lineage_of(device) for device in self._trained)
-        counts, loss = torch.zeros(classes, classes, dtype=torch.float64), 0.0
         models = [server.model(lineage) for lineage in members]
+        if not scoring.objective.classifies or scoring.extra:
+            each = (scoring.scores(_parts(network, model, data)) for model in models)
+            return scoring.average(list(zip(each, members.values(), strict=True)))
+        classes, loss = scoring.objective.outputs, 0.0
+        counts = torch.zeros(classes, classes, dtype=torch.float64)
         for logits, devices in zip(self._each(models, data.x), members.values(), strict=True):
             counts += devices * confusion(data.y, logits.argmax(1), classes)
-            loss += devices * F.cross_entropy(logits, data.y).item()
-        return scores(counts, loss / members.total(), self.experiment.config.fleet.late.classes)
+            loss += devices * scoring.objective.mean(logits, data.y).item()
+        return class_scores(counts, loss / members.total(), scoring.late_classes)
 
     @torch.no_grad()
-    def local_test(self, server: Server, time: float = 0.0) -> ClientAccuracy:
+    def local_test(self, server: Server, time: float = 0.0) -> LocalScores:
         """Scores of each device's personalised model on the device's test part of that time."""
         groups: dict[tuple[str, str], list[int]] = {}
         for device in self._tested:
             key = (server.lineage_of(device), name_of(server.submodel_of(device)))
             groups.setdefault(key, []).append(device)
-        classes = self.experiment.federation.num_classes
+        scoring = self.experiment.scoring
         found: dict[int, Scores] = {}
         for (lineage, _), devices in groups.items():
             tests = [self.experiment.data.test_of(device, time) for device in devices]
@@ -75,8 +80,14 @@ class Evaluator:
             settings, network = server.serving_settings(lineage), self._network(submodel)
             outputs = self._local_logits(network, params, settings, devices, tests, time)
             for device, test, logits in zip(devices, tests, outputs, strict=True):
-                found[device] = scores(confusion(test.y, logits.argmax(1), classes), 0.0)
-        return over_devices(found, self.experiment.fleet.late)
+                found[device] = scoring.scores([(logits, test.y)], count_loss=False)
+        return over_devices(
+            found,
+            self.experiment.fleet.late,
+            scoring.main,
+            scoring.lower_is_better,
+            scoring.local_further,
+        )
 
     def _local_logits(
         self,
@@ -89,20 +100,21 @@ class Evaluator:
     ) -> Iterator[Tensor]:
         """The logits of each device's personalised model on its test part.
 
-        Without fine-tuning devices share one forward pass.
+        Without fine-tuning devices share one forward pass, unless outputs are as large as those
+        for sequences of tokens.
         """
-        if not settings.finetune_epochs:
+        alone = settings.finetune_epochs > 0 or network.objective.kind == "tokens"
+        if not alone:
             logits = _logits(network, params, torch.cat([test.x for test in tests]))
             shared = torch.split(logits, [len(test.y) for test in tests])
         if settings == ServingSettings():
-            yield from shared
+            yield from (_logits(network, params, test.x) for test in tests) if alone else shared
             return
         spec = self.experiment.strategy.prepare(self.experiment.spec)
         for i, (device, test) in enumerate(zip(devices, tests, strict=True)):
             train = self.experiment.data.train_of(device, time)
             model = personalise(network, params, settings, spec, train.x, train.y)
-            tuned = settings.finetune_epochs > 0
-            logits = _logits(network, model.params, test.x) if tuned else shared[i]
+            logits = _logits(network, model.params, test.x) if alone else shared[i]
             yield logits + model.output_bias
 
     def _each(self, models: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
@@ -119,6 +131,15 @@ class Evaluator:
 
     def _network(self, submodel: Submodel | None) -> FlatModel:
         return self.experiment.networks(submodel) or self.experiment.model
+
+
+def _parts(network: FlatModel, params: Tensor, data: Examples) -> Parts:
+    """The outputs of a model and the targets, batch by batch."""
+    size = MAX_EXAMPLES_AT_ONCE
+    if network.objective.kind == "tokens":
+        size = max(1, min(size, MAX_OUTPUTS_AT_ONCE // (data.y[0].numel() * network.num_classes)))
+    for x, y in zip(*(torch.split(part, size) for part in data), strict=True):
+        yield network.logits(params, x), y
 
 
 def _logits(network: FlatModel, params: Tensor, x: Tensor) -> Tensor:

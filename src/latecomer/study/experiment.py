@@ -17,6 +17,7 @@ from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import compiled_kernel
 from latecomer.device.networks import Networks, build_networks
+from latecomer.device.objective import Objective
 from latecomer.device.privacy import Privacy
 from latecomer.device.training import average_loss
 from latecomer.engines.trainers import Batched, OneByOne, batch_size
@@ -42,7 +43,16 @@ from latecomer.strategies.parts.submodel_levels import (
 )
 from latecomer.strategies.recipe import Build, Recipe, find_recipe, resolve_options
 from latecomer.study.config import Config, GammaDelay, StrategyConfig
+from latecomer.study.given import Given
 from latecomer.study.local_data import LocalData, drift_in_seconds, load_federated
+from latecomer.study.objectives import (
+    check_objective,
+    objective_notes,
+    objective_of,
+    scoring_of,
+    tried,
+    with_references,
+)
 from latecomer.study.private import privacy_of, training_spec
 from latecomer.study.resolution import Resolution, resolved_levels
 from latecomer.study.setup_notes import setup_notes
@@ -55,26 +65,37 @@ class Experiment:
     """One scenario, ready to run. Built from the config alone, so a resume builds the same.
 
     A `strategy` built from parts, a strategy of Flower's, or a function that makes either, replaces
-    the one that the config names. The same object serves any number of experiments.
+    the one that the config names. The same object serves any number of experiments. `given` has
+    the Python objects that replace other names in the config.
     """
 
     def __init__(
-        self, config: Config, strategy: Strategy | FlowerStrategy | Build | None = None
+        self,
+        config: Config,
+        strategy: Strategy | FlowerStrategy | Build | None = None,
+        given: Given | None = None,
     ) -> None:
+        given = given or Given()
         self.recipe = _recipe(config, strategy)
         if strategy is not None:
             config = config.model_copy(update={"strategy": StrategyConfig(name=self.recipe.name)})
         options = resolve_options(self.recipe, config.strategy.options)
         levels = resolved_levels(config.submodels, self.recipe)
-        config = config.model_copy(update={"submodels": levels})
-        self.federation: FederatedDataset = load_federated(config)
-        self.networks: Networks = _networks(config, self.federation)
+        objective_config = with_references(config.objective, given)
+        config = config.model_copy(update={"submodels": levels, "objective": objective_config})
+        self.federation: FederatedDataset = load_federated(config, given.loss is not None)
+        objective = objective_of(config.objective, self.federation, given)
+        self.networks: Networks = _networks(config, self.federation, objective)
         self.model: FlatModel = self.networks.whole
+        late, targets = config.fleet.late.classes, self.federation.test.y
+        scoring = scoring_of(config.objective, objective, given, late, targets)
+        self.scoring = tried(self.networks, [c.train for c in self.federation.clients], scoring)
         self.spec = training_spec(config)
         self.fleet = self._fleet(config)
         strategy = self._with_submodels(self.recipe.make(options), config)
-        personalise = config.personalise
-        self.strategy = personalised(strategy, personalise.prior, personalise.finetune_epochs)
+        prior = config.personalise.prior and objective.classifies
+        self.strategy = personalised(strategy, prior, config.personalise.finetune_epochs)
+        check_objective(self.scoring.objective, self.strategy, self.spec)
         self.resolution = Resolution(
             config,
             self.recipe,
@@ -102,7 +123,17 @@ class Experiment:
     def notes(self) -> tuple[str, ...]:
         """Remarks on the data, the fleet and the settings for the user."""
         settings = setup_notes(self.config, self.recipe, self.strategy, self.spec)
-        return (*self.federation.notes, *self.fleet.notes, *settings)
+        train = (client.train for client in self.federation.clients)
+        objective = objective_notes(self.model, self.strategy, self.config.personalise.prior, train)
+        return (*self.federation.notes, *self.fleet.notes, *settings, *objective)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes or labels that have an F1 each; empty for other targets."""
+        objective = self.scoring.objective
+        if objective.kind not in ("classes", "multi-label"):
+            return ()
+        return self.federation.class_names or tuple(map(str, range(objective.outputs)))
 
     # Devices.
 
@@ -243,14 +274,15 @@ class Experiment:
         return Batched(self.clients, size)
 
     def _local_scores(self, device: int, params: Tensor) -> tuple[dict[str, float], int] | None:
-        """Loss and accuracy of a model on the device's test part, and its number of examples."""
+        """Scores of a model on the device's test part, and its number of examples."""
         part = self.data.test_of(device)
         if not len(part.y):
             return None
         with torch.no_grad():
-            right = self.model.logits(params, part.x).argmax(1) == part.y
-        loss = average_loss(self.model, params, part.x, part.y)
-        return {"loss": loss, "accuracy": right.float().mean().item()}, len(part.y)
+            found = self.scoring.scores([(self.model.logits(params, part.x), part.y)])
+        names = ("loss", "accuracy") if self.scoring.objective.classifies else self.scoring.columns
+        known = {name: value for name in names if (value := found[name]) is not None}
+        return {**known, "loss": average_loss(self.model, params, part.x, part.y)}, len(part.y)
 
     def bounds(self, strategy: Strategy) -> Bounds:
         """Where the run ends; a strategy without epochs ends after as many nominal ones."""
@@ -332,7 +364,7 @@ def _recipe(config: Config, strategy: Strategy | FlowerStrategy | Build | None) 
     return Recipe(made.name, "made by a function", "", lambda: made)
 
 
-def _networks(config: Config, federation: FederatedDataset) -> Networks:
+def _networks(config: Config, federation: FederatedDataset, objective: Objective) -> Networks:
     """The network in all widths that devices may train."""
     widths = config.submodels.widths if config.submodels.level != "none" else (1.0,)
     if not widths or not all(0 < w <= 1 for w in widths) or len({*widths}) < len(widths):
@@ -342,7 +374,9 @@ def _networks(config: Config, federation: FederatedDataset) -> Networks:
         )
     shape, outputs = federation.input_shape, federation.num_outputs
     try:
-        return build_networks(config.model.name, shape, outputs, config.model.hidden, widths)
+        return build_networks(
+            config.model.name, shape, outputs, config.model.hidden, widths, objective
+        )
     except BadInput as error:
         if "at width " not in str(error):  # it is the model that is wrong
             raise

@@ -13,16 +13,21 @@ from latecomer.device.models import MODELS
 from latecomer.errors import BadInput
 from latecomer.fleet.late import choose_late
 from latecomer.study.config import Config, DataConfig, DriftConfig
+from latecomer.study.objectives import with_targets
 
 TEST_SHARE = 0.2  # of a device's examples, after its training and validation parts
 
 
-def load_federated(config: Config) -> FederatedDataset:
-    """The dataset of the config, split over devices into training, validation and test parts."""
+def load_federated(config: Config, own_loss: bool = False) -> FederatedDataset:
+    """The dataset of the config, split over devices into training, validation and test parts.
+
+    `own_loss`: the loss was given in Python, whatever `objective.loss` says.
+    """
     data = config.data
     dataset = load(data.source, data.path, source_options(data))
     if config.model.name in MODELS:  # they take numbers; integers may be tokens for other models
         dataset = dataset.with_float_inputs()
+    dataset = with_targets(dataset, config.objective, own_loss)
     dataset = drop_rare_classes(dataset, data.min_examples)
     _check_classes(config, dataset)
     return federate(

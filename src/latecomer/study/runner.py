@@ -27,17 +27,16 @@ from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically, write_models
-from latecomer.study.metrics import ClientAccuracy, Scores
+from latecomer.study.given import Given
+from latecomer.study.metrics import LocalScores, Scores
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.signals import signals_handled
 from latecomer.study.sinks import Sinks, check_sinks
-from latecomer.study.summary import SCALARS, f1_by_class, summary_of, used_lineages
+from latecomer.study.summary import f1_by_class, summary_of, used_lineages
 from latecomer.study.totals import RunTotals
 
 # Tasks per device without one usable update, after which a run gives up.
 MAX_FAILED_TASKS_PER_DEVICE = 50
-
-DEVICE_COLUMNS = ("device", "late", "examples", "accuracy", "lineage")
 
 
 class Silent:
@@ -68,10 +67,11 @@ def start_run(
     folder: Path,
     progress: Silent | None = None,
     strategy: Strategy | FlowerStrategy | Build | None = None,
+    given: Given | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning in a new folder; returns the summary."""
     check_sinks(config.log.sinks)
-    experiment = Experiment(config, strategy)
+    experiment = Experiment(config, strategy, given)
     new_folder(folder)
     with FolderLock(folder), _errors_in_one_line(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
@@ -149,8 +149,13 @@ class _Run:
         self.wall_before = 0.0
         self.totals = RunTotals()
         self.last: Scores | None = None
-        kept = ("updates", "virtual_seconds", *SCALARS)
-        self.early_stopping = EarlyStopping(self.config.stop.patience, kept)
+        scoring = experiment.scoring
+        self.early_stopping = EarlyStopping(
+            self.config.stop.patience,
+            ("updates", "virtual_seconds", *scoring.columns),
+            scoring.stopping,
+            scoring.lower_is_better,
+        )
         self.sinks = Sinks()
         keep = self.checkpoints.restore(self._restore) or {"events": 0, "metrics": 0}
         self.events = EventLog(folder / "events.jsonl", keep["events"])
@@ -255,12 +260,12 @@ class _Run:
             "version": self.server.store.commits,
             "virtual_seconds": round(self.engine.now, 6),
             "wall_seconds": round(self._wall(), 3),
-            **{name: getattr(self.last, name) for name in SCALARS},
+            **self.last.values,
             **{f"f1_{name}": v for name, v in f1_by_class(self.experiment, self.last).items()},
         }
         if self.config.evaluate.clients:
             own = self.evaluator.local_test(self.server, self.engine.now)
-            row |= {"client_accuracy": own.mean, "client_accuracy_worst": own.worst}
+            row |= dict(zip(self._local_columns, (own.mean, own.worst), strict=True))
         if self.config.stop.patience:
             found = self.evaluator.validation(self.server, self.engine.now)
             row |= self.early_stopping.record(row, found)
@@ -311,11 +316,18 @@ class _Run:
         return self.wall_before + time.monotonic() - self.begun
 
     def _columns(self) -> list[str]:
-        names = self.experiment.federation.class_names
+        names = self.experiment.label_names
         moments = ("updates", "version", "virtual_seconds", "wall_seconds")
-        own = ("client_accuracy", "client_accuracy_worst") if self.config.evaluate.clients else ()
-        watched = ("validation_loss", "validation_macro_f1") if self.config.stop.patience else ()
-        return [*moments, *SCALARS, *(f"f1_{name}" for name in names), *own, *watched]
+        own = self._local_columns if self.config.evaluate.clients else ()
+        scoring, watched = self.experiment.scoring, list[str]()
+        if self.config.stop.patience:
+            watched = [f"validation_{name}" for name in dict.fromkeys(("loss", scoring.stopping))]
+        return [*moments, *scoring.columns, *(f"f1_{name}" for name in names), *own, *watched]
+
+    @property
+    def _local_columns(self) -> tuple[str, str]:
+        name = f"client_{self.experiment.scoring.main}"
+        return name, f"{name}_worst"
 
     def _finish(self, reason: str) -> dict[str, Any]:
         wall = self._wall()
@@ -350,13 +362,14 @@ class _Run:
         found["warnings"] += [self.checkpoints.fallback] if self.checkpoints.fallback else []
         return {**found, "best": self.early_stopping.best, "ended_by": reason}
 
-    def _local_test(self) -> ClientAccuracy:
-        """Local test accuracy of every device, also written to devices.csv."""
+    def _local_test(self) -> LocalScores:
+        """The local test score of every device, also written to devices.csv."""
         found = self.evaluator.local_test(self.server, self.engine.now)
-        table = Table(self.folder / "devices.csv", DEVICE_COLUMNS)
+        columns = ("device", "late", "examples", found.metric, "lineage")
+        table = Table(self.folder / "devices.csv", columns)
         late, lineage_of = self.experiment.fleet.late, self.server.lineage_of
         for device, client in enumerate(self.experiment.federation.clients):
             row = (device, int(device in late), len(client.train.y), found.each.get(device))
-            table.write(dict(zip(DEVICE_COLUMNS, (*row, lineage_of(device)), strict=True)))
+            table.write(dict(zip(columns, (*row, lineage_of(device)), strict=True)))
         table.file.close()
         return found

@@ -8,11 +8,8 @@ from latecomer.core.params import digest
 from latecomer.core.server import Server
 from latecomer.engines.virtual import VirtualEngine
 from latecomer.study.experiment import Experiment
-from latecomer.study.metrics import ClientAccuracy, Scores
+from latecomer.study.metrics import LocalScores, Scores
 from latecomer.study.totals import RunTotals
-
-# Scores of the central test set, as columns of metrics.csv and keys of summary.json.
-SCALARS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected")
 
 
 def summary_of(
@@ -21,7 +18,7 @@ def summary_of(
     engine: VirtualEngine,
     totals: RunTotals,
     central: Scores,
-    local: ClientAccuracy,
+    local: LocalScores,
     wall_seconds: float,
 ) -> dict[str, Any]:
     """Everything that is known when a run ends, except why it ended."""
@@ -36,21 +33,20 @@ def summary_of(
         "versions": server.store.commits,
         "virtual_seconds": round(engine.now, 6),
         "wall_seconds": round(wall_seconds, 3),
-        **{name: getattr(central, name) for name in SCALARS},
-        "f1": f1_by_class(experiment, central),
+        **central.values,
+        **({"f1": f1_by_class(experiment, central)} if central.f1 else {}),
         "staleness": totals.staleness,
         "bytes": _bytes(engine),
         "epsilon": _epsilon(experiment, totals),
         "compensation": totals.compensation if server.strategy.compensates_later else None,
         "clusters": _clusters(experiment, server, totals),
-        "client_accuracy": {
+        f"client_{local.metric}": {
             "mean": local.mean,
             "worst": local.worst,
             "late_mean": local.late_mean,
         },
         "model_hash": digest(server.model(name) for name in used_lineages(experiment, server)),
-        "client_balanced_accuracy": asdict(local.balanced),
-        "client_macro_f1": asdict(local.macro_f1),
+        **{f"client_{name}": asdict(over) for name, over in local.further.items()},
         "worst_client": local.worst_device,
         "refused": totals.refused,
         "dropped": totals.dropped,
@@ -60,11 +56,22 @@ def summary_of(
         "cluster_members": _members(server),
         "notes": list(experiment.notes),
         "warnings": _warnings(server, totals),
+        **_objective(experiment),
     }
 
 
+def _objective(experiment: Experiment) -> dict[str, Any]:
+    """Loss, kind of targets and main metric, unless these are the ones of a classification."""
+    scoring, objective = experiment.scoring, experiment.scoring.objective
+    if objective.classifies:
+        return {}
+    about = {"loss": objective.loss, "kind": objective.kind, "metric": scoring.main}
+    return {"objective": {**about, "lower_is_better": scoring.lower_is_better}}
+
+
 def f1_by_class(experiment: Experiment, found: Scores) -> dict[str, float | None]:
-    return dict(zip(experiment.federation.class_names, found.f1, strict=True))
+    """F1 by name of the class or label; empty for other kinds of targets."""
+    return dict(zip(experiment.label_names, found.f1, strict=True)) if found.f1 else {}
 
 
 def used_lineages(experiment: Experiment, server: Server) -> list[str]:

@@ -113,4 +113,5 @@ def clusterfl(temperature: Positive = 6.0, inputs: Count = 64) -> Strategy:
         merge=Rounds(OutputSimilarity(temperature, inputs)),
         dispatch=AtRoundStart(_device_lineage),
         personal=True,
+        needs_classes=True,
     )

@@ -1,0 +1,50 @@
+"""Python objects that the caller of `latecomer.run` gives in place of names in the config."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from latecomer.device.objective import LossFunction
+from latecomer.errors import BadInput
+from latecomer.study.metrics import Metric
+
+GIVEN = "given:"  # in config.toml, before the name of an object that no import finds again
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given in Python; None or empty where the config decides."""
+
+    loss: LossFunction | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and not callable(self.loss):
+            kind = type(self.loss).__name__
+            raise BadInput(f"loss: a {kind}; allowed are a name or a function (outputs, targets)")
+        if not isinstance(self.metrics, Mapping):
+            kind = type(self.metrics).__name__
+            raise BadInput(f"metrics: a {kind}; allowed are names in a list, or {{name: function}}")
+
+
+def reference(value: Callable[..., Any], name: str = "") -> str:
+    """`module:callable` if an import finds this object under it, else `given:` and its name.
+
+    With a `name` the callable must have that name.
+    """
+    found = getattr(value, "__qualname__", "")
+    module = sys.modules.get(getattr(value, "__module__", ""))
+    importable = module is not None and getattr(module, "__name__", "") != "__main__"
+    if importable and name in ("", found) and getattr(module, found, None) is value:
+        return f"{value.__module__}:{found}"
+    return f"{GIVEN}{name or found or type(value).__name__}"
+
+
+def check_reference(key: str, text: str) -> None:
+    """BadInput if the text names an object that was given in Python and is not here now."""
+    if text.startswith(GIVEN):
+        raise BadInput(
+            f"{key} = {text!r}: it was given in Python and cannot be imported; give it again with"
+            " latecomer.run, or put it into a module and name it as module:callable"
+        )
