@@ -138,7 +138,8 @@ def _parts(network: FlatModel, params: Tensor, data: Examples) -> Parts:
     size = MAX_EXAMPLES_AT_ONCE
     if network.objective.kind == "tokens":
         size = max(1, min(size, MAX_OUTPUTS_AT_ONCE // (data.y[0].numel() * network.num_classes)))
-    for x, y in zip(*(torch.split(part, size) for part in data), strict=True):
+    for index in torch.split(torch.arange(len(data.y)), size):
+        x, y = data.take(index)
         yield network.logits(params, x), y
 
 

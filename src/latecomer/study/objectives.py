@@ -148,7 +148,8 @@ def tried(networks: Networks, parts: Sequence[Examples], scoring: Scoring) -> Sc
     if objective.loss == "cross-entropy" and objective.classifies and not scoring.extra:
         return scoring
     enough = (part for part in parts if len(part.y) > 1)
-    x, y = (values[:TRIED_EXAMPLES] for values in next(enough, None) or concatenate(parts))
+    part = next(enough, None) or concatenate(parts)
+    x, y = part.take(torch.arange(min(TRIED_EXAMPLES, len(part.y))))
     with torch.enable_grad():
         outputs = model.logits(model.init(0).requires_grad_(), x)
         objective = objective.check(outputs, y)
