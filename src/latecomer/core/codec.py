@@ -5,7 +5,7 @@ of named tensors. A tensor that occurs twice is stored once and shared again by 
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from math import isfinite
 from typing import Any, cast
 
@@ -13,30 +13,14 @@ import torch
 from torch import Tensor
 
 from latecomer.core import messages
-from latecomer.core.submodel import Submodel
 
 _KNOWN: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        messages.TrainSpec,
-        messages.Offer,
-        messages.Task,
-        messages.Update,
-        messages.Contribution,
-        messages.Joined,
-        messages.Left,
-        messages.Arrived,
-        messages.Failed,
-        messages.Ready,
-        messages.TimerExpired,
-        messages.Received,
-        Submodel,
-    )
+    name: cls for name, cls in vars(messages).items() if isinstance(cls, type) and is_dataclass(cls)
 }
 
 
 def portable(cls: type) -> type:
-    """Class decorator: registers a dataclass whose instances may be in a state."""
+    """Class decorator: registers a dataclass or named tuple whose instances may be in a state."""
     _KNOWN[cls.__name__] = cls
     return cls
 
@@ -53,6 +37,10 @@ class _Encoder:
             return value
         if isinstance(value, Tensor):
             return {"tensor": self._name(value)}
+        name = type(value).__name__
+        if _KNOWN.get(name) is type(value):
+            names = getattr(value, "_fields", None) or [f.name for f in fields(cast(Any, value))]
+            return {"type": name, "fields": {n: self.encode(getattr(value, n)) for n in names}}
         if isinstance(value, list | tuple):
             items = [self.encode(item) for item in value]
             return items if isinstance(value, list) else {"tuple": items}
@@ -60,11 +48,7 @@ class _Encoder:
             return {"set": [self.encode(item) for item in sorted(value)]}
         if isinstance(value, Mapping):
             return {"map": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
-        name = type(value).__name__
-        if _KNOWN.get(name) is not type(value):
-            raise TypeError(f"a state cannot hold {type(value).__qualname__}")
-        named = {f.name: self.encode(getattr(value, f.name)) for f in fields(cast(Any, value))}
-        return {"type": name, "fields": named}
+        raise TypeError(f"a state cannot hold {type(value).__qualname__}")
 
     def _name(self, tensor: Tensor) -> str:
         # id() is safe as a key: self.tensors keeps every tensor alive.

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from latecomer.core.codec import storable
+from latecomer.core.codec import decode, encode, portable, storable
 from latecomer.device.local_training import LocalTraining
 from latecomer.device.lock import FolderLock
 from latecomer.device.memory import DeviceMemory
@@ -33,10 +33,13 @@ from latecomer.errors import BadInput
 log = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
-FORMAT = b"latecomer 3 "  # enters the checksum: files of other versions do not match
+FORMAT = b"latecomer 4 "  # enters the checksum: files of other versions do not match
 LOCK_SECONDS = 30.0
+for part in (LocalTraining, OptimizerState):
+    portable(part)
 
 
+@portable
 @dataclass
 class OpenTask:
     """A task that is trained in parts: the message that gave it, and the state of its training.
@@ -53,6 +56,7 @@ class OpenTask:
     base: str = ""
 
 
+@portable
 @dataclass
 class DeviceState:
     """What a device stores between two messages.
@@ -144,38 +148,10 @@ class DeviceDisk:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
         document = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["state"])
-        memory = {
-            name.removeprefix("memory."): tensor
-            for name, tensor in tensors.items()
-            if name.startswith("memory.")
-        }
-        open_task = document["open_task"]
-        return DeviceState(
-            document["started"],
-            document["charges"],
-            memory,
-            document["run"],
-            document["answered"],
-            document["answer"],
-            tensors.get("delta"),
-            None if open_task is None else _decoded_task(open_task, tensors),
-        )
+        return cast(DeviceState, decode(document, tensors))
 
     def save(self, state: DeviceState) -> None:
-        tensors = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
-        if state.delta is not None:
-            tensors["delta"] = state.delta
-        document: dict[str, Any] = {
-            "started": state.started,
-            "charges": state.charges,
-            "run": state.run,
-            "answered": state.answered,
-            "answer": dict(state.answer),
-            "open_task": None,
-        }
-        if state.open_task is not None:
-            document["open_task"], more = _encoded_task(state.open_task)
-            tensors |= more
+        document, tensors = encode(state)
         data = save(unshared(storable(tensors)), {"state": json.dumps(document)})
         replace_file(self.folder / "state.safetensors", _checksum(data) + data)
 
@@ -191,36 +167,6 @@ def _verified(path: Path) -> bytes:
     if first + b"\n" != _checksum(data):
         raise ValueError("is damaged or of another version: its checksum does not match")
     return data
-
-
-def _encoded_task(task: OpenTask) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    training = task.training
-    document = {
-        "fields": dict(task.fields),
-        "number": task.number,
-        "base": task.base,
-        "training": [training.choice, training.started_from, training.passes],
-    }
-    tensors = {"models": task.models, "base": training.base, "params": training.params}
-    tensors["anchor"] = training.anchor
-    if training.optimizer is not None:
-        tensors |= {f"optimizer.{n}": t for n, t in training.optimizer._asdict().items()}
-    return document, {f"open_task.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _decoded_task(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OpenTask:
-    def of(name: str) -> Tensor:
-        return tensors[f"open_task.{name}"]
-
-    choice, started_from, passes = document["training"]
-    optimizer = None
-    if "open_task.optimizer.first" in tensors:
-        optimizer = OptimizerState(*(of(f"optimizer.{name}") for name in OptimizerState._fields))
-    params = of("base"), of("params"), of("anchor")
-    training = LocalTraining(choice, started_from, *params, optimizer, passes)
-    return OpenTask(
-        document["fields"], of("models"), document["number"], training, document["base"]
-    )
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
