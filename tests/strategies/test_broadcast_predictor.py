@@ -1,5 +1,6 @@
 """The network that says when a broadcast pays."""
 
+from copy import deepcopy
 from importlib.resources import files
 
 import pytest
@@ -74,11 +75,11 @@ def test_it_learns():
 
 def test_one_lesson_is_one_step_down_the_slope():
     predictor, state = Predictor(), broadcast_features([1.0, 2.0], 3.0, 10)
-    before = predictor.weights()["out.bias"]
+    before = predictor.weights["out.bias"].clone()
     probability = predictor.probability(state)
     predictor.train([state], [1])
     # The slope of cross-entropy in the output's bias is p - y.
-    moved = predictor.weights()["out.bias"] - before
+    moved = predictor.weights["out.bias"] - before
     assert moved.tolist() == pytest.approx(
         [-0.01 * (1 - probability), 0.01 * (1 - probability)], abs=1e-6
     )
@@ -89,7 +90,7 @@ def test_the_same_lessons_give_the_same_network():
     features = [broadcast_features([1.0, float(i)], 2.0, 10) for i in range(10)]
     for predictor in (one, two):
         predictor.train(features, [1] * 10)
-    assert all(torch.equal(value, two.weights()[name]) for name, value in one.weights().items())
+    assert all(torch.equal(value, two.weights[name]) for name, value in one.weights.items())
 
 
 def test_the_global_random_stream_is_not_advanced():
@@ -105,15 +106,15 @@ def test_the_global_random_stream_is_not_advanced():
 
 def test_predictors_do_not_share_their_weights():
     one = Predictor()
-    child = Predictor(one.weights())
-    kept = one.weights()
+    child = Predictor(one.weights)
+    kept = deepcopy(one.weights)
     child.train([broadcast_features([1.0], 1.0, 10)], [0])
-    assert all(torch.equal(value, one.weights()[name]) for name, value in kept.items())
-    assert all(torch.equal(v, Predictor().weights()[n]) for n, v in kept.items())
+    assert all(torch.equal(value, one.weights[name]) for name, value in kept.items())
+    assert all(torch.equal(v, Predictor().weights[n]) for n, v in kept.items())
 
 
 def test_averaged_is_the_mean_of_both():
     one = Predictor()
-    other = Predictor({name: value + 2 for name, value in one.weights().items()})
-    mean = mean_predictor(one, other).weights()
-    assert all(torch.allclose(mean[name], value + 1) for name, value in one.weights().items())
+    other = Predictor({name: value + 2 for name, value in one.weights.items()})
+    mean = mean_predictor(one, other).weights
+    assert all(torch.allclose(mean[name], value + 1) for name, value in one.weights.items())

@@ -57,6 +57,7 @@ from latecomer.core.strategy import (
     DelayedCompensation,
     Drop,
     Split,
+    Stateful,
     Strategy,
 )
 from latecomer.core.submodel import Submodel, take
@@ -68,7 +69,7 @@ MIN_QUARANTINE = 20  # accepted updates
 VOID = "the model was rolled back while the device trained"
 
 
-class Server:
+class Server(Stateful):
     """The state of one run, and the order in which the strategy's slots are called.
 
     `handle` takes all events of one moment, so an epoch is closed by every update that arrived at
@@ -76,6 +77,25 @@ class Server:
     its caller's. `networks` returns the network that devices with a sub-model (None: the whole
     model) train, for strategies that run it on the server.
     """
+
+    kept = (
+        "open_tasks",
+        "working",
+        "tasks_given",
+        "accepted",
+        "stopped",
+        "_task_counts",
+        "_lineages",
+        "_declared",
+        "_submodels",
+        "_retired",
+        "_quarantined",
+        "_held_back",
+        "_void_before",
+        "_snapshots",
+        "_snapshot_at",
+        "_rollbacks",
+    )
 
     def __init__(
         self,
@@ -524,41 +544,16 @@ class Server:
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs, as plain values, tensors and messages."""
         return {
+            **super().state(),
             "store": self.store.state(),
             "parts": self.parts.state(),
             "checks": self.checks.state(),
             "idle": list(self.idle),
-            "open_tasks": list(self.open_tasks.values()),
-            "working": dict(self.working),
-            "tasks_given": self.tasks_given,
-            "accepted": self.accepted,
-            "task_counts": dict(self._task_counts),
-            "lineages": dict(self._lineages),
-            "declared": dict(self._declared),
-            "submodels": dict(self._submodels),
-            "retired": sorted(self._retired),
-            "quarantined": dict(self._quarantined),
-            "held_back": sorted(self._held_back),
-            "void_before": self._void_before,
-            "snapshots": list(self._snapshots),
-            "rollbacks": [self._snapshot_at, self._rollbacks, self.stopped],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
         self.store.restore(state["store"])
         self.parts.restore(state["parts"])
         self.checks.restore(state["checks"])
         self.idle = Pool(state["idle"])
-        self.open_tasks = {task.id: task for task in state["open_tasks"]}
-        self.working = dict(state["working"])
-        self.tasks_given, self.accepted = state["tasks_given"], state["accepted"]
-        self._task_counts = dict(state["task_counts"])
-        self._lineages = dict(state["lineages"])
-        self._declared = dict(state["declared"])
-        self._submodels = dict(state["submodels"])
-        self._retired = set(state["retired"])
-        self._quarantined = dict(state["quarantined"])
-        self._held_back = set(state["held_back"])
-        self._void_before = state["void_before"]
-        self._snapshots = [(version, params) for version, params in state["snapshots"]]
-        self._snapshot_at, self._rollbacks, self.stopped = state["rollbacks"]

@@ -6,12 +6,12 @@ trained in one batch, each from its own parameters and on the data of its device
 
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.strategy import Stateful
 from latecomer.core.submodel import name_of
 from latecomer.device.client import Client, Rebases
 from latecomer.device.flat import FlatModel
@@ -21,13 +21,15 @@ from latecomer.device.training import Plan, local_update
 Signature = tuple[TrainSpec, str]
 
 
-class OneByOne:
+class OneByOne(Stateful):
     """Trains each task alone, when its update is requested.
 
     The tasks of a device with memory are trained in the order of their numbers: if a later one
     arrives first, the earlier ones are trained before it. Lost tasks are never announced by
     `expect`, and not trained.
     """
+
+    kept = ("_memory", "_ready")
 
     def __init__(self, clients: Mapping[int, Client]) -> None:
         self.clients = clients
@@ -76,14 +78,6 @@ class OneByOne:
         for waiting in self._with_memory.values():
             for number in [number for number, task in waiting.items() if task.id == task_id]:
                 del waiting[number]
-
-    def state(self) -> dict[str, Any]:
-        memory = {device: dict(kept) for device, kept in self._memory.items()}
-        return {"memory": memory, "ready": dict(self._ready)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._memory = {device: dict(kept) for device, kept in state["memory"].items()}
-        self._ready = dict(state["ready"])
 
 
 class Batched(OneByOne):

@@ -40,6 +40,7 @@ from latecomer.core.outcomes import (
     Refused,
 )
 from latecomer.core.server import Server
+from latecomer.core.strategy import Stateful
 from latecomer.device.client import Rebases
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import OneByOne
@@ -117,9 +118,22 @@ class Bounds:
         return None
 
 
-class VirtualEngine:
+class VirtualEngine(Stateful):
     """Runs one server against a simulated fleet in virtual time."""
 
+    kept = (
+        "now",
+        "bytes_up",
+        "bytes_down",
+        "bytes_saved",
+        "_free_at",
+        "_compensated_at",
+        "_active_at",
+        "_trains",
+        "_rebases",
+        "_away",
+        "_counter",
+    )
     resumable = True  # whether a new engine can continue from `state`
 
     def __init__(
@@ -325,29 +339,12 @@ class VirtualEngine:
         self._counter += 1
 
     def state(self) -> dict[str, Any]:
-        return {
-            "now": self.now,
-            "bytes": [self.bytes_up, self.bytes_down, self.bytes_saved],
-            "free_at": self._free_at,
-            "compensated_at": self._compensated_at,
-            "active_at": self._active_at,
-            "away": sorted(self._away),
-            "trains": dict(self._trains),
-            "rebases": dict(self._rebases),
-            "heap": self._heap,
-            "counter": self._counter,
-            "trainer": self.trainer.state(),
-        }
+        # The heap may be long: its items, which are never changed, are not copied.
+        return {**super().state(), "heap": list(self._heap), "trainer": self.trainer.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.now = state["now"]
-        self.bytes_up, self.bytes_down, self.bytes_saved = state["bytes"]
-        self._free_at, self._active_at = state["free_at"], state["active_at"]
-        self._compensated_at = state["compensated_at"]
-        self._away = set(state["away"])
-        self._trains, self._rebases = dict(state["trains"]), dict(state["rebases"])
+        super().restore(state)
         self._heap = list(state["heap"])
-        self._counter = state["counter"]
         self.trainer.restore(state["trainer"])
         for time, _, item in self._heap:
             # Tasks that continue from a newer model are not trained ahead.

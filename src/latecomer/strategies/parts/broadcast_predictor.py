@@ -6,7 +6,8 @@ last changes of a cluster's model as L1 distances. It is trained beforehand on r
 a run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from latecomer.core.codec import portable
 from latecomer.device.seeding import global_generator
 
 WEIGHTS = Path(__file__).with_name("broadcast_predictor.safetensors")
@@ -49,14 +51,24 @@ def broadcast_features(changes: Sequence[float], accumulated: float, length: int
     return torch.tensor(rows)
 
 
-class Predictor:
-    """The network of one cluster, with the given weights or those of the package."""
+@cache
+def pretrained_weights() -> dict[str, Tensor]:
+    return load_file(WEIGHTS)
 
-    def __init__(self, weights: Mapping[str, Tensor] | None = None) -> None:
+
+@portable
+@dataclass(eq=False)
+class Predictor:
+    """The network of one cluster, which starts with a copy of the given or pretrained weights."""
+
+    weights: dict[str, Tensor] = field(default_factory=pretrained_weights)
+
+    def __post_init__(self) -> None:
         # Its random initial weights are replaced below: they must not advance other random streams.
         with global_generator():
             self.network = BroadcastClassifier()
-        self.network.load_state_dict(dict(weights or pretrained_weights()))
+        self.network.load_state_dict(self.weights)
+        self.weights = dict(self.network.state_dict())  # they follow the training
 
     @torch.no_grad()
     def probability(self, features: Tensor) -> float:
@@ -73,16 +85,8 @@ class Predictor:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(gradient, alpha=LEARNING_RATE)
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
-
 
 def mean_predictor(one: Predictor, other: Predictor) -> Predictor:
     """The predictor of a merged cluster: the mean of both networks' weights."""
-    theirs = other.weights()
-    return Predictor({name: (value + theirs[name]) / 2 for name, value in one.weights().items()})
-
-
-@cache
-def pretrained_weights() -> dict[str, Tensor]:
-    return load_file(WEIGHTS)
+    theirs = other.weights
+    return Predictor({name: (value + theirs[name]) / 2 for name, value in one.weights.items()})

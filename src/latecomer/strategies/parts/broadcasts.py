@@ -5,13 +5,14 @@ broadcast pays when the change since the last broadcast is at least the change o
 Changes are L1 distances between models.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import pvariance
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
+from latecomer.core.codec import portable
 from latecomer.core.strategy import BroadcastHead, Commit, Observer, ServerView
 from latecomer.strategies.parts.broadcast_predictor import (
     Predictor,
@@ -23,6 +24,7 @@ Policy = Literal["never", "always", "every-n", "oracle", "predictor"]
 MAX_CHANGES = 10  # K
 
 
+@portable
 @dataclass(slots=True)
 class Record:
     """The changes of a lineage's model, and its predictor."""
@@ -44,6 +46,7 @@ class Broadcasting(Observer):
     """
 
     broadcasts = True
+    kept = ("_records", "_due")
 
     def __init__(self, policy: Policy, every: int = 5) -> None:
         self.policy, self.every = policy, every
@@ -103,7 +106,7 @@ class Broadcasting(Observer):
         """The child starts with the parent's predictor, without changes and without a broadcast."""
         known = self._records.get(parent)
         if known is not None and known.predictor is not None:
-            self._records[child] = Record(predictor=Predictor(known.predictor.weights()))
+            self._records[child] = Record(predictor=Predictor(known.predictor.weights))
 
     def on_absorb(self, into: str, gone: str) -> None:
         """The changes of both, the mean of their predictors, and a broadcast."""
@@ -115,16 +118,6 @@ class Broadcasting(Observer):
         )
         if self.policy != "never":
             self._due.append(into)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "records": {name: _stored(record) for name, record in self._records.items()},
-            "due": list(self._due),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._records = {name: _record(fields) for name, fields in state["records"].items()}
-        self._due = list(state["due"])
 
 
 def merged_changes(one: Sequence[float], other: Sequence[float]) -> list[float]:
@@ -139,20 +132,3 @@ def merged_changes(one: Sequence[float], other: Sequence[float]) -> list[float]:
 def l1_distance(a: Tensor, b: Tensor) -> float:
     # Twice as fast as torch.dist, and more accurate.
     return (a - b).abs_().sum().item()
-
-
-def _stored(record: Record) -> dict[str, Any]:
-    return {
-        "last_broadcast": record.last_broadcast,
-        "changes": record.changes,
-        "merges": record.merges,
-        "accumulated": record.accumulated,
-        "features": record.features,
-        "labels": record.labels,
-        "predictor": None if record.predictor is None else record.predictor.weights(),
-    }
-
-
-def _record(fields: Mapping[str, Any]) -> Record:
-    weights = fields["predictor"]
-    return Record(**{**fields, "predictor": None if weights is None else Predictor(weights)})
