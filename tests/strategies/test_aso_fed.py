@@ -4,20 +4,17 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from commands import sends
 from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
-from latecomer.core.submodel import Submodel
-from latecomer.device.flat import FlatModel, flat_model
 from latecomer.errors import BadInput
-from latecomer.strategies.papers.aso_fed import aso_fed, step_scale, with_attention
+from latecomer.strategies.papers.aso_fed import aso_fed, step_scale
 from latecomer.strategies.parts.merging import Buffer
 from latecomer.strategies.parts.weighting import ByShareOfExamples
 from latecomer.strategies.recipe import build_strategy
-from toy import NETWORK, SIZE, ToyRun, toy_fleet, toy_run, toy_server
+from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
 PLAIN = {"lam": 0.0, "beta": 0.0, "dynamic": False}
 
@@ -86,72 +83,6 @@ def test_without_dynamic_steps_all_train_alike():
     assert scales[19] == pytest.approx(math.log(20))
 
 
-def test_attention_by_hand():
-    """Linear(2, 2): the weights of input 0 are log 3 and 0, those of input 1 are equal."""
-    log3 = math.log(3.0)
-    params = torch.tensor([log3, -1.0, 0.0, 1.0, 7.0, 8.0])  # [[w00, w01], [w10, w11]], bias
-    expected = [log3 * 3 / 4, -0.5, 0.0, 0.5, 7.0, 8.0]
-    assert with_attention(params, NETWORK).tolist() == pytest.approx(expected)
-    assert params[1] == -1.0  # stored versions are shared
-
-
-def test_attention_sees_the_first_layer_only():
-    model = flat_model("mlp", (4,), 3, (5,))
-    params = model.init(0)
-    changed = with_attention(params, model) != params
-    first = model.layout.span(model.layout.names[0])
-    assert changed[first].all()
-    assert not changed[first.stop :].any()
-
-
-def test_attention_shrinks_the_layer_by_the_number_of_its_units():
-    """As printed, and again with every commit: why it is off unless asked for."""
-    model = flat_model("mlp", (4,), 3, (50,))
-    first = model.layout.span(model.layout.names[0])
-    params = model.init(0)
-    shrunk = with_attention(params, model)
-    assert shrunk[first].norm() / params[first].norm() == pytest.approx(1 / 50, rel=0.3)
-
-
-def test_attention_needs_a_weight_matrix():
-    class Bias(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bias = nn.Parameter(torch.ones(2))
-
-        def forward(self, x):
-            return x + self.bias
-
-    model = FlatModel(Bias, (2,), 2)
-    assert torch.equal(with_attention(torch.ones(2), model), torch.ones(2))
-
-
-def commit_of_one(networks, submodel=None, attention=True):
-    strategy = aso_fed(attention=attention)
-    server = Server(torch.zeros(SIZE), strategy, TrainSpec(), networks=networks)
-    (task,) = sends(server.handle(Joined(0, submodel)))
-    size = SIZE if submodel is None else len(submodel.index)
-    server.handle(answer(task, *[1.0] * size))
-    return head(server)
-
-
-def test_the_server_attends_after_each_step():
-    assert commit_of_one(lambda submodel: NETWORK) == [0.5] * 4 + [1.0] * 2
-    assert commit_of_one(lambda submodel: NETWORK, attention=False) == [1.0] * 6
-
-
-def test_without_a_network_there_is_no_attention():
-    assert commit_of_one(lambda submodel: None) == [1.0] * 6
-
-
-def test_attention_leaves_what_is_not_covered():
-    """w00 and w11 are trained: each is attended to beside a zero."""
-    covered = Submodel("half", torch.tensor([0, 3, 5]))
-    weight = math.e / (math.e + 1)
-    found = commit_of_one(lambda submodel: NETWORK, covered)
-    assert found == pytest.approx([weight, 0.0, 0.0, weight, 0.0, 1.0])
-
-
 def test_its_limit_is_a_plain_step_along_each_delta():
     ours = toy_run("aso-fed", 60, **PLAIN)
     plain = Strategy(weigh=ByShareOfExamples(), merge=Buffer(1))
@@ -177,7 +108,7 @@ def test_delays_and_examples_are_part_of_the_state():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("lam", -1.0), ("beta", 1.5), ("dynamic", 1), ("attention", "yes"), ("server_lr", 0.0)],
+    [("lam", -1.0), ("beta", 1.5), ("dynamic", 1), ("server_lr", 0.0)],
 )
 def test_bad_options_are_named(key, value):
     with pytest.raises(BadInput, match=key):

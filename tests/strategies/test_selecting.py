@@ -1,4 +1,4 @@
-"""Selection of devices: hand-worked utilities, round-robin, exploration, checkpoints."""
+"""Selection of devices: hand-worked utilities, exploration, checkpoints."""
 
 import math
 from collections import Counter
@@ -11,7 +11,6 @@ from latecomer.core.messages import (
     MAIN,
     Arrived,
     Contribution,
-    Failed,
     Joined,
     Task,
     TrainSpec,
@@ -60,38 +59,19 @@ def serve(strategy, devices=10, seed=0):
     return server, sends(server.handle(*map(Joined, range(devices))))
 
 
-# Shares and round-robin
+# Shares
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.07, 7), (0.3, 30), (0.001, 1), (1.0, 100)])
-@pytest.mark.parametrize("select", ["random", "round-robin", "oort"])
+@pytest.mark.parametrize("select", ["random", "oort"])
 def test_a_fraction_is_a_whole_number_of_devices(fraction, count, select):
     _, tasks = serve(fedavg(fraction=fraction, select=select), devices=100)
     assert len({task.device for task in tasks}) == len(tasks) == count
 
 
-def test_round_robin_goes_through_all_devices():
-    server, tasks = serve(fedavg(fraction=0.4, select="round-robin"), devices=5)
-    rounds = []
-    for _ in range(4):
-        rounds.append([task.device for task in tasks])
-        tasks = sends(server.handle(*map(answer, tasks)))
-    assert rounds == [[0, 1], [2, 3], [4, 0], [1, 2]]
-
-
-def test_round_robin_skips_absent_devices():
-    server, tasks = serve(fedavg(fraction=0.4, select="round-robin"), devices=5)
-    lost, there = tasks
-    (two, three) = sends(server.handle(answer(there), Failed(lost.id, "gone")))
-    assert [two.device, three.device] == [2, 3]
-    # Three were known besides: device 0 is gone, so 40% are two again.
-    assert [t.device for t in sends(server.handle(answer(two), answer(three)))] == [4, 1]
-
-
 @pytest.mark.parametrize("name", SELECTING)
-@pytest.mark.parametrize("select", ["round-robin", "oort"])
-def test_selecting_all_devices_is_the_plain_strategy(name, select):
-    assert toy_run(name, 60, select=select).heads() == toy_run(name, 60).heads()
+def test_selecting_all_devices_is_the_plain_strategy(name):
+    assert toy_run(name, 60, select="oort").heads() == toy_run(name, 60).heads()
 
 
 def test_oort_of_all_is_fedavg():
@@ -100,7 +80,7 @@ def test_oort_of_all_is_fedavg():
 
 
 @pytest.mark.parametrize("name", SELECTING)
-@pytest.mark.parametrize("select", ["random", "round-robin", "oort"])
+@pytest.mark.parametrize("select", ["random", "oort"])
 def test_a_fraction_of_the_fleet_is_at_work(name, select):
     run = toy_run(name, 40, select=select, fraction=0.4)
     arrivals = Counter(f["device"] for _, f in run.lines("arrival"))
@@ -298,11 +278,10 @@ def test_slow_devices_are_selected_less():
     assert sum(counts[d] for d in range(5)) > 3 * sum(counts[d] for d in range(15, 20))
 
 
-@pytest.mark.parametrize("select", ["round-robin", "oort"])
 @pytest.mark.parametrize("name", ["fedavg", "semi-async"])
 @pytest.mark.parametrize("after", [1, 9, 26])
-def test_checkpoint_and_resume(name, select, after):
-    options = {"select": select, "fraction": 0.4}
+def test_checkpoint_and_resume(name, after):
+    options = {"select": "oort", "fraction": 0.4}
     whole, first, second = (ToyRun(toy_server(name, options), toy_fleet()) for _ in range(3))
     for run in (whole, first):
         run.until(after)

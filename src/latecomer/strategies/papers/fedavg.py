@@ -28,8 +28,8 @@ def fedavg(
         devices may be late.
     min_devices: idle devices needed to begin a round.
     server_lr: factor on the averaged delta.
-    select: which devices: "random", "round-robin" in the order of their numbers, or "oort" by loss
-        and speed with the defaults of the strategy `oort`.
+    select: which devices: "random", or "oort" by loss and speed with the defaults of the strategy
+        `oort`.
     """
     chosen = selector(select, fraction)
     plain = Strategy(

@@ -14,7 +14,7 @@ from latecomer.core.strategy import ServerView, Stateful, Strategy, selection_rn
 from latecomer.strategies.parts.quota import quota
 
 Select = Callable[[ServerView], list[int]]
-SelectName = Literal["random", "round-robin", "oort"]
+SelectName = Literal["random", "oort"]
 
 
 def all_idle(view: ServerView) -> list[int]:
@@ -30,27 +30,6 @@ def random_share(fraction: float) -> Select:
 def selection_size(fraction: float, view: ServerView) -> int:
     """`fraction` of the idle and working devices, rounded up; at least one."""
     return quota(fraction, len(view.idle) + len(view.working))
-
-
-class RoundRobin(Stateful):
-    """Select: idle devices in the order of their numbers, starting after the last one selected.
-
-    As many as `fraction` of all present devices.
-    """
-
-    kept = ("_last",)
-
-    def __init__(self, fraction: float) -> None:
-        self.fraction = fraction
-        self._last = -1
-
-    def __call__(self, view: ServerView) -> list[int]:
-        count = selection_size(self.fraction, view)
-        if count >= len(view.idle):
-            return all_idle(view)
-        chosen = sorted(view.idle, key=lambda device: (device <= self._last, device))[:count]
-        self._last = chosen[-1]
-        return chosen
 
 
 @portable
@@ -210,13 +189,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def selector(name: SelectName, fraction: float) -> Select:
     """The select part of that name."""
-    match name:
-        case "random":
-            return random_share(fraction)
-        case "round-robin":
-            return RoundRobin(fraction)
-        case "oort":
-            return Oort(fraction)
+    return Oort(fraction) if name == "oort" else random_share(fraction)
 
 
 def with_reported_loss(strategy: Strategy, select: Select) -> Strategy:
