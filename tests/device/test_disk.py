@@ -6,27 +6,30 @@ import stat
 import pytest
 import torch
 
+from latecomer.core.messages import Update
 from latecomer.device.disk import DeviceDisk, DeviceState
 from latecomer.errors import BadInput
 
 
 def test_a_new_device_has_kept_nothing(tmp_path):
     kept = DeviceDisk(tmp_path / "d").load()
-    assert (kept.started, kept.memory, kept.answered, kept.delta) == (0, {}, "", None)
+    assert (kept.started, kept.memory, kept.answered, kept.answer) == (0, {}, "", None)
 
 
 def test_what_is_saved_is_found_again(tmp_path):
     shared = torch.randn(4)
-    answer = {"num_examples": 3, "metrics": {"loss": 0.25}, "last": True}
+    answer = Update(0, shared, 3, {"loss": 0.25}, last=True)
     memory = {"sent": shared, "model": torch.randn(2, 3), "mean": torch.ones(1, 4).double()}
-    DeviceDisk(tmp_path).save(DeviceState(5, 2, memory, "r", "s-9", answer, shared))
+    DeviceDisk(tmp_path).save(DeviceState(5, 2, memory, "r", "s-9", answer, "b-1"))
     kept = DeviceDisk(tmp_path).load()
     assert (kept.started, kept.charges) == (5, 2)
-    assert (kept.run, kept.answered, kept.answer) == ("r", "s-9", answer)
+    assert (kept.run, kept.answered, kept.answer_base) == ("r", "s-9", "b-1")
+    found = kept.answer
+    assert (found.num_examples, found.metrics, found.last) == (3, {"loss": 0.25}, True)
     assert kept.memory.keys() == memory.keys()
     assert all(torch.equal(kept.memory[name], memory[name]) for name in memory)
     assert kept.memory["mean"].dtype == torch.float64
-    assert torch.equal(kept.delta, shared)
+    assert torch.equal(kept.answer.delta, shared)
 
 
 def test_the_secret_is_drawn_once_and_differs_between_devices(tmp_path):
@@ -114,7 +117,7 @@ def test_no_random_corruption_is_loaded_silently(tmp_path, name, caplog):
         else:
             state = disk.load()
             assert "checksum does not match" in caplog.text
-            assert (state.started, state.memory, state.delta) == (0, {}, None)
+            assert (state.started, state.memory, state.answer) == (0, {}, None)
             assert disk.load_ledger(state)[0, 4] == 4
 
 

@@ -66,13 +66,19 @@ def test_a_task_comes_out_as_it_went_in():
 
 
 @pytest.mark.parametrize(
-    "serving", [None, ServingSettings(), ServingSettings(True, 3, (0.25, 0.75), (1.0, -1.0))]
+    "serving", [ServingSettings(), ServingSettings(True, 3, (0.25, 0.75), (1.0, -1.0))]
 )
 def test_how_a_model_is_used_goes_with_the_task(serving):
     assert (
         decode_task(encode_task(a_task(), "s-7", "run 1", serving=serving), whole).serving
         == serving
     )
+
+
+def test_default_serving_settings_take_no_fields():
+    assert not any(name.startswith("serving.") for name in encode_task(a_task(), "s-7").fields)
+    fields = encode_task(a_task(), "s-7", serving=ServingSettings(finetune_epochs=2)).fields
+    assert [name for name in fields if name.startswith("serving.")] == ["serving.finetune_epochs"]
 
 
 @pytest.mark.parametrize(

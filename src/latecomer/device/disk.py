@@ -24,6 +24,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from latecomer.core.codec import decode, encode, portable, storable
+from latecomer.core.messages import Update
 from latecomer.device.local_training import LocalTraining
 from latecomer.device.lock import FolderLock
 from latecomer.device.memory import DeviceMemory
@@ -63,8 +64,8 @@ class DeviceState:
 
     `started` counts the tasks that were started, finished or not; it selects the random stream of
     mini-batches. `charges` is the count of charges of the privacy ledger. `memory` belongs to the
-    run `run`. `answered` is the key of the last task that was answered, `answer` and `delta` the
-    content of that update.
+    run `run`. `answered` is the key of the last task that was answered, `answer` that update, and
+    `answer_base` the name of the broadcast that it is from; empty if there was none.
     """
 
     started: int = 0
@@ -72,8 +73,8 @@ class DeviceState:
     memory: DeviceMemory = field(default_factory=dict)
     run: str = ""
     answered: str = ""
-    answer: Mapping[str, Any] = field(default_factory=dict)
-    delta: Tensor | None = None
+    answer: Update | None = None
+    answer_base: str = ""
     open_task: OpenTask | None = None
 
 

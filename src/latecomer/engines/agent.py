@@ -156,24 +156,13 @@ class Agent:
         key: str,
         task: Task,
         update: Update,
-        settings: ServingSettings | None,
+        settings: ServingSettings,
         base: str = "",
     ) -> Payload:
         """The message of this update, after it has been stored."""
-        answer = {
-            "num_examples": update.num_examples,
-            "metrics": dict(update.metrics),
-            "noise_std": update.noise_std,
-            "choice": update.choice,
-            "epsilon": update.epsilon,
-            "last": update.last,
-        }
-        if base:
-            answer["base"] = base
-        self.disk.save(
-            replace(state, answered=key, answer=answer, delta=update.delta, open_task=None)
-        )
-        self._store_model(task, update, settings or ServingSettings())
+        answered = replace(state, answered=key, answer=update, answer_base=base, open_task=None)
+        self.disk.save(answered)
+        self._store_model(task, update, settings)
         return encode_update(update, key, base)
 
     def _store_model(self, task: Task, update: Update, settings: ServingSettings) -> None:
@@ -219,6 +208,5 @@ def _progress(task: OpenTask) -> Payload:
 
 
 def _stored_answer(state: DeviceState) -> Payload:
-    answer = dict(state.answer)
-    base = str(answer.pop("base", ""))
-    return encode_update(Update(0, state.delta, **answer), state.answered, base)
+    assert state.answer is not None
+    return encode_update(state.answer, state.answered, state.answer_base)

@@ -30,7 +30,7 @@ from latecomer.engines.deployed_run import DeployedRun
 from latecomer.engines.introductions import Introductions
 from latecomer.engines.replies import Replies
 from latecomer.engines.reply_timeouts import ReplyTimeouts
-from latecomer.engines.task_codec import NativeCodec, TaskCodec
+from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.task_dispatch import TaskDispatch
 from latecomer.engines.task_failures import TaskFailures
 from latecomer.engines.timer_queue import ROUNDING, BackOffOver, Item
@@ -59,7 +59,7 @@ class DeploymentLoop:
         session: str = "",
         codec: TaskCodec | None = None,
     ) -> None:
-        codec = codec or NativeCodec()
+        codec = codec or TaskCodec()
         codec.check(server)
         self.server, self.timeouts = server, timeouts or Timeouts()
         self.shared = run = DeployedRun(

@@ -13,7 +13,9 @@ from torch import Tensor
 from latecomer.core.messages import ServingSettings, Task, Update
 from latecomer.core.params import Layout
 from latecomer.core.server import Server
+from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.wire import (
+    PLAIN,
     Introduction,
     InvalidPayload,
     Packed,
@@ -28,7 +30,7 @@ from latecomer.errors import BadInput
 EXAMPLES = "num-examples"
 
 
-class PlainFlowerCodec:
+class PlainFlowerCodec(TaskCodec):
     """Encodes tasks for any Flower `ClientApp` whose train function takes and returns arrays."""
 
     def __init__(self, layout: Layout) -> None:
@@ -49,7 +51,7 @@ class PlainFlowerCodec:
         return Introduction(f"node-{node}", f"node-{node}")
 
     def encode(
-        self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings | None = None
+        self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings = PLAIN
     ) -> Payload:
         spec = task.spec
         config: dict[str, int | float] = {

@@ -8,7 +8,7 @@ finite and within bounds is checked by `core.checks`, for every update.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from io import BytesIO
 from math import prod
 from typing import Any
@@ -29,6 +29,7 @@ MAX_NAME = 200  # of a metric, a device, a sub-model or a key
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a device
 
 Scalar = bool | int | float | str
+PLAIN = ServingSettings()
 
 
 class InvalidPayload(ValueError):
@@ -65,14 +66,14 @@ class Order:
     key: unique id of the task, also across restarts of the server.
     run: id of the run.
     until: epochs after which the device reports progress and waits; 0: it trains all epochs.
-    serving: settings for inference between tasks; None: the server sent none.
+    serving: settings for inference between tasks; only those that are not the default are sent.
     """
 
     key: str
     run: str
     task: Task
     until: int = 0
-    serving: ServingSettings | None = None
+    serving: ServingSettings = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def _product(shape: tuple[int, ...]) -> str:
 
 
 def encode_task(
-    task: Task, key: str, run: str = "", until: int = 0, serving: ServingSettings | None = None
+    task: Task, key: str, run: str = "", until: int = 0, serving: ServingSettings = PLAIN
 ) -> Payload:
     """A task and all models that the device may start from, as rows of one array; see `Order`."""
     entries: dict[str, Any] = {
@@ -186,12 +187,11 @@ def encode_task(
     if until:
         entries["until"] = until
     entries |= {f"spec.{f.name}": getattr(task.spec, f.name) for f in fields(TrainSpec)}
-    if serving is not None:
-        entries |= {
-            f"serving.{name}": _listed(value)
-            for name, value in asdict(serving).items()
-            if value != ()
-        }
+    entries |= {
+        f"serving.{f.name}": _listed(value)
+        for f in fields(ServingSettings)
+        if (value := getattr(serving, f.name)) != f.default
+    }
     models = (task.params, *(offer.params for offer in task.offers))
     return Payload(entries, array=pack(*models))
 
@@ -281,12 +281,11 @@ def _like(default: Any, value: Any, name: str) -> Any:
     return value
 
 
-def _serving(entries: Mapping[str, Any]) -> ServingSettings | None:
-    """Settings for inference between tasks; None if the server sent none."""
+def _serving(entries: Mapping[str, Any]) -> ServingSettings:
     found = _section(ServingSettings, "serving", entries)
     if not 0 <= found.get("finetune_epochs", 0) <= MAX_FINETUNE_EPOCHS:
         raise InvalidPayload(f"serving.finetune_epochs must be 0 to {MAX_FINETUNE_EPOCHS}")
-    return ServingSettings(**found) if found else None
+    return ServingSettings(**found)
 
 
 def _spec(entries: Mapping[str, Any]) -> TrainSpec:
