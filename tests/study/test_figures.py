@@ -14,6 +14,8 @@ from latecomer.study.view import figures
 from latecomer.study.view.figures import write_figures
 from latecomer.study.view.panels import Document, Panel, Series, View
 
+AGAIN = ("learning", "clusters", "devices")  # panels that are drawn twice
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,7 +48,7 @@ def test_a_log_of_everything_has_all_panels(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_matplotlib")
-def test_every_view_is_an_image(folder: Path) -> None:
+def test_every_view_is_an_image(folder: Path, tmp_path: Path) -> None:
     made = write_pictures(folder, "svg")
     assert made == folder / "figures"
     views = [(p.id, v.name) for p in document_of(folder).panels for v in p.views]
@@ -57,9 +59,9 @@ def test_every_view_is_an_image(folder: Path) -> None:
         assert path.stat().st_size < 400_000
     clusters = (made / "clusters-members.svg").read_text()
     assert "split main, c1" in clusters
-    before = {path.name: path.read_bytes() for path in files}
-    write_pictures(folder, "svg")
-    assert {path.name: path.read_bytes() for path in files} == before
+    some = Document("", "", {}, [p for p in document_of(folder).panels if p.id in AGAIN])
+    for path in write_figures(some, tmp_path, "svg"):
+        assert path.read_bytes() == (made / path.name).read_bytes()
 
 
 @pytest.mark.usefixtures("_matplotlib")
