@@ -93,7 +93,12 @@ def compare(
     out: Out = None,
     settings: Settings = None,
     jobs: Jobs = 1,
-    target: Target = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Accuracy, or other main metric, for the time to target; default: 5% off the best."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Finish the comparison in this folder.")
     ] = None,
@@ -110,6 +115,7 @@ def compare(
     from latecomer.study.compare import compare as compare_all
     from latecomer.study.compare import resume_comparison
     from latecomer.study.config import read_toml, with_settings
+    from latecomer.study.metric_names import score_text
     from latecomer.study.report import write_report
     from latecomer.study.terminal import comparison_table
 
@@ -117,7 +123,7 @@ def compare(
 
     def on_run_done(cell: Any, summary: Any) -> None:
         if not quiet:
-            line = f"{cell.strategy}, seed {cell.seed}: accuracy {summary['accuracy']:.3f}"
+            line = f"{cell.strategy}, seed {cell.seed}: {score_text(summary)}"
             console.print(line, highlight=False)
 
     def on_note(note: str) -> None:

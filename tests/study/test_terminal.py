@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_terminal_shows_updates_time_and_accuracy(monkeypatch: pytest.MonkeyPa
     screen, out = console()
     bar = progress_for(screen, False)
     assert isinstance(bar, Bar)
-    bar.started(cast(Any, None), Path())
+    bar.started(cast(Any, SimpleNamespace(scoring=SimpleNamespace(main="accuracy"))), Path())
     bar.evaluated(row(1, 0.9))
     bar.advanced(0.5, 500, 7200.0)
     bar.finished()

@@ -12,7 +12,7 @@ import pytest
 from latecomer.errors import BadInput
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.compensation import compensation
-from latecomer.study.view.devices import accuracy_of_all, device_table, widths
+from latecomer.study.view.devices import device_table, scores_of_all, widths
 from latecomer.study.view.history import Follower, History, read_history
 from latecomer.study.view.panels import MAX_POINTS, Lanes, Panel, clock_for, short, thinned, to_json
 from latecomer.study.view.privacy import privacy
@@ -139,7 +139,7 @@ def test_nothing_to_show_is_no_panel() -> None:
         widths(empty, FLEET),
         device_table(empty, FLEET, None, 0.0, True),
         staleness_of_all({"a": empty}),
-        accuracy_of_all({"a": []}),
+        scores_of_all({"a": []}),
     ):
         assert made is None
 
@@ -323,7 +323,7 @@ def test_traffic_adds_up_and_names_its_peak() -> None:
 
 def test_devices_of_a_comparison_are_sorted_over_all_seeds() -> None:
     tables = {"a": [pd.DataFrame({"accuracy": [0.5, None]}), pd.DataFrame({"accuracy": [1.0]})]}
-    panel = accuracy_of_all(tables)
+    panel = scores_of_all(tables)
     assert panel is not None
     assert (panel.views[0].series[0].y[0], panel.views[0].series[0].y[-1]) == (0.5, 1.0)
 

@@ -11,38 +11,54 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import tomli_w
 
+from latecomer.device.objective import Kind
 from latecomer.errors import BadInput, RunFailed, did_you_mean
 from latecomer.strategies.recipe import recipes
 from latecomer.study.config import Config, Tree, merged, parse, read_toml
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
+from latecomer.study.metric_names import METRICS, SHARES, MainMetric, label_of
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.runner import new_folder, resume_run, start_run
 
-# Column of compare.csv -> heading.
+# Column of compare.csv -> heading, after those of the metrics.
 SHOWN = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro-F1",
-    "accuracy_affected": "late-class",
-    "client_accuracy_mean": "local",
-    "client_accuracy_worst": "local worst",
-    "client_accuracy_late_mean": "local late",
     "seconds_to_target": "s to target",
     "virtual_seconds": "virtual s",
     "updates": "updates",
     "staleness_mean": "staleness",
 }
 
+# Metrics of a classification that have a column.
+OF_CLASSES = {"accuracy": "accuracy", "macro_f1": "macro-F1", "accuracy_affected": "late-class"}
 
-EXPLAINED = {
-    "accuracy_affected": "late-class: accuracy on fleet.late.classes",
-    "client_accuracy_mean": "local: local test accuracy (mean, worst device, late devices)",
-}
+
+def comparison_metric(table: pd.DataFrame) -> MainMetric:
+    """The main metric of the first run of a comparison."""
+    if "objective_metric" not in table or table["objective_metric"].isna().all():
+        return MainMetric()
+    first = table[table["objective_metric"].notna()].iloc[0]
+    return MainMetric(str(first["objective_metric"]), bool(first["objective_lower_is_better"]))
+
+
+def shown_columns(table: pd.DataFrame) -> dict[str, str]:
+    """Columns of compare.csv in the order of a table, the main metric first -> heading."""
+    main = comparison_metric(table).name
+    if main in OF_CLASSES and "objective_kind" not in table:
+        found = dict(OF_CLASSES)
+    else:
+        kinds = table["objective_kind"].dropna().unique()
+        names = [name for kind in kinds for name in METRICS[cast(Kind, kind)]]
+        found = {name: label_of(name) for name in (main, *names, "loss")}
+    local = ("", " worst", " late")
+    columns = (f"client_{main}_{which}" for which in ("mean", "worst", "late_mean"))
+    found |= {column: f"local{which}" for column, which in zip(columns, local, strict=True)}
+    return found | SHOWN
 
 
 @dataclass(frozen=True)
@@ -122,7 +138,9 @@ def compare(
     notes: dict[str, list[str]] = {}
     for cell in planned[:: len(seeds)]:
         # All configs are checked before the first run.
-        for note in Experiment(cell.config()).notes:
+        experiment = Experiment(cell.config())
+        _check_target(target, experiment.scoring.main)
+        for note in experiment.notes:
             notes.setdefault(note, []).append(cell.strategy)
     new_folder(folder)
     for note, labels in notes.items():
@@ -132,6 +150,11 @@ def compare(
     # Not config.toml: that would make the folder look like a run that can be resumed.
     write_atomically(folder / "compare.toml", tomli_w.dumps(tree))
     return _run_all(planned, folder, jobs, target, on_run_done)
+
+
+def _check_target(target: float | None, metric: str) -> None:
+    if target is not None and metric in SHARES and not 0 <= target <= 1:
+        raise BadInput(f"--target {target:g}: {label_of(metric)} is between 0 and 1")
 
 
 def resume_comparison(
@@ -162,22 +185,24 @@ def _run_all(
 def write_comparison(
     folder: Path, runs: Sequence[tuple[Cell, Mapping[str, Any]]], target: float | None
 ) -> pd.DataFrame:
-    """Writes compare.csv and compare.json; `target` None: 95% of the best mean accuracy."""
+    """Writes compare.csv and compare.json; `target` None: within 5% of the best mean score."""
     rows = []
     for cell, summary in runs:
         row = {"strategy": cell.strategy, "seed": cell.seed, **flatten(dict(summary))}
         row["strategy"] = cell.strategy
         rows.append(row)
     table = pd.DataFrame(rows)
+    main = comparison_metric(table)
     if target is None:
-        target = round(0.95 * table.groupby("strategy")["accuracy"].mean().max(), 3)
+        target = default_target(table.groupby("strategy")[main.name].mean(), main)
     table["seconds_to_target"] = [
-        seconds_to(folder / cell.folder / "metrics.csv", target) for cell, _ in runs
+        seconds_to(folder / cell.folder / "metrics.csv", target, main.name, main.lower_is_better)
+        for cell, _ in runs
     ]
     table.attrs["target"] = target
     write_atomically(folder / "compare.csv", table.to_csv(index=False))
     document = {
-        "target_accuracy": target,
+        f"target_{main.name}": target,
         "runs": [{"strategy": c.strategy, "seed": c.seed, "folder": c.folder} for c, _ in runs],
         "table": json.loads(spread(table).to_json(orient="index")),
     }
@@ -185,10 +210,21 @@ def write_comparison(
     return table
 
 
-def seconds_to(metrics: Path, target: float, column: str = "accuracy") -> float | None:
+def default_target(means: "pd.Series[float]", main: MainMetric) -> float:
+    """A score within 5% of the best mean."""
+    if main.lower_is_better:
+        best = float(means.min())
+        return float(f"{best + 0.05 * abs(best):.4g}")
+    return float(round(0.95 * means.max(), 3))
+
+
+def seconds_to(
+    metrics: Path, target: float, column: str = "accuracy", lower_is_better: bool = False
+) -> float | None:
     """Virtual seconds until `column` of metrics.csv first reached `target`; None: not reached."""
     rows = pd.read_csv(metrics)
-    reached = rows.loc[rows[column] >= target, "virtual_seconds"]
+    found = MainMetric(column, lower_is_better).reached(rows[column], target)
+    reached = rows.loc[found, "virtual_seconds"]
     return float(reached.iloc[0]) if len(reached) else None
 
 
@@ -197,7 +233,7 @@ def spread(table: pd.DataFrame) -> pd.DataFrame:
 
     A column that is empty for some seed (target not reached) has no mean for that strategy.
     """
-    columns = [c for c in SHOWN if c in table and table[c].notna().any()]
+    columns = [c for c in shown_columns(table) if c in table and table[c].notna().any()]
     groups = table.groupby("strategy", sort=False)[columns]
     complete = groups.count().eq(groups.size(), axis=0)
     mean, std = groups.mean().where(complete), groups.std().where(complete)
@@ -206,10 +242,20 @@ def spread(table: pd.DataFrame) -> pd.DataFrame:
     return result
 
 
-def legend(columns: Iterable[str], target: float | None) -> str:
+def legend(columns: Iterable[str], target: float | None, main: MainMetric | None = None) -> str:
     """Explains the headings of these columns and the target."""
-    parts = [EXPLAINED[column] for column in columns if column in EXPLAINED]
-    return "; ".join(parts if target is None else [*parts, f"target: accuracy {target:g}"])
+    main = main or MainMetric()
+    explained = {
+        "accuracy_affected": "late-class: accuracy on fleet.late.classes",
+        f"client_{main.name}_mean": (
+            f"local: local test {main.label} (mean, worst device, late devices)"
+        ),
+    }
+    parts = [explained[column] for column in columns if column in explained]
+    bound = " or less" if main.lower_is_better else ""
+    return "; ".join(
+        parts if target is None else [*parts, f"target: {main.label} {target:g}{bound}"]
+    )
 
 
 def cell_text(mean: float, std: float) -> str:

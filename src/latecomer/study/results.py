@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from latecomer.errors import BadInput
+from latecomer.study.metric_names import metric_columns
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Result:
         table = read_csv(path)
         if self.deployed and "virtual_seconds" not in table and "wall_seconds" in table:
             table["virtual_seconds"] = table["wall_seconds"]  # deployed runs have wall time only
-        if missing := {"updates", "virtual_seconds", "accuracy"} - set(table):
+        missing = {"updates", "virtual_seconds"} - set(table)
+        if missing := missing or (set() if metric_columns(table) else {"accuracy"}):
             raise BadInput(f"{path}: columns are missing: {', '.join(missing)}")
         return table
 

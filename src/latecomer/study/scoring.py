@@ -10,6 +10,7 @@ from torch import Tensor
 from latecomer.device.objective import Kind, Objective
 from latecomer.errors import BadInput, unknown
 from latecomer.loading import first_line, load_callable
+from latecomer.study.metric_names import LOWER_IS_BETTER, MAIN, METRICS
 from latecomer.study.metrics import (
     Metric,
     Scores,
@@ -21,24 +22,6 @@ from latecomer.study.metrics import (
 )
 
 Parts = Iterable[tuple[Tensor, Tensor]]  # outputs and targets, batch by batch
-
-# The built-in metrics of each kind, beside the loss.
-METRICS: dict[Kind, tuple[str, ...]] = {
-    "classes": ("accuracy", "balanced_accuracy", "macro_f1", "accuracy_affected"),
-    "multi-label": ("macro_f1", "mean_average_precision", "balanced_accuracy"),
-    "regression": ("mae", "rmse", "r2"),
-    "tokens": ("perplexity", "token_accuracy"),
-    "own": (),
-}
-# The metric of terminal lines, targets and local tests.
-MAIN: dict[Kind, str] = {
-    "classes": "accuracy",
-    "multi-label": "macro_f1",
-    "regression": "rmse",
-    "tokens": "perplexity",
-    "own": "loss",
-}
-LOWER_IS_BETTER = frozenset({"loss", "mae", "rmse", "perplexity"})
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,13 @@ def summary_of(
 
 
 def _objective(experiment: Experiment) -> dict[str, Any]:
-    """Loss, kind of targets and main metric, unless these are the ones of a classification."""
+    """Loss, kind of targets and metrics, unless these are the usual ones of a classification."""
     scoring, objective = experiment.scoring, experiment.scoring.objective
+    metrics = {"metrics": list(scoring.columns)}
     if objective.classifies:
-        return {}
+        return metrics if scoring.extra else {}
     about = {"loss": objective.loss, "kind": objective.kind, "metric": scoring.main}
-    return {"objective": {**about, "lower_is_better": scoring.lower_is_better}}
+    return {"objective": {**about, "lower_is_better": scoring.lower_is_better}, **metrics}
 
 
 def f1_by_class(experiment: Experiment, found: Scores) -> dict[str, float | None]:

@@ -10,12 +10,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from latecomer.study.compare import SHOWN, cell_text, legend, spread
+from latecomer.study.compare import (
+    cell_text,
+    comparison_metric,
+    legend,
+    shown_columns,
+    spread,
+)
 from latecomer.study.experiment import Experiment
+from latecomer.study.metric_names import (
+    SHARES,
+    MainMetric,
+    label_of,
+    main_metric,
+    number_text,
+)
 from latecomer.study.runner import Silent
 
 LINE_EVERY_SECONDS = 2.0
-NARROW = ("accuracy", "accuracy_affected", "seconds_to_target", "staleness_mean")
+NARROW = ("accuracy_affected", "seconds_to_target", "staleness_mean")  # beside the main metric
 
 
 def span(seconds: float) -> str:
@@ -46,8 +59,10 @@ class Lines(Silent):
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self.console, self.verbose = console, verbose
         self._printed = 0.0  # wall time of the last line
+        self._metric = MainMetric().name
 
     def started(self, experiment: Experiment, folder: Path) -> None:
+        self._metric = experiment.scoring.main
         for line in headline(experiment, self.verbose):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -57,7 +72,7 @@ class Lines(Silent):
         self._printed = time.monotonic()
         self.console.print(
             f"{row['updates']} updates, {span(row['virtual_seconds'])} virtual,"
-            f" accuracy {row['accuracy']:.3f}",
+            f" {_score(self._metric, row)}",
             highlight=False,
         )
 
@@ -76,10 +91,11 @@ class Bar(Silent):
             transient=True,
         )
         self._task = self._bar.add_task("", total=1.0, state="")
-        self._accuracy = ""  # of the last evaluation
+        self._metric, self._score = MainMetric().name, ""  # of the last evaluation
         self._drawn = 0.0
 
     def started(self, experiment: Experiment, folder: Path) -> None:
+        self._metric = experiment.scoring.main
         Lines(self.console, self.verbose).started(experiment, folder)
         self._bar.start()
 
@@ -87,11 +103,11 @@ class Bar(Silent):
         if time.monotonic() - self._drawn < 0.1:
             return
         self._drawn = time.monotonic()
-        state = f"{updates:,} updates, {span(virtual_seconds)} virtual{self._accuracy}"
+        state = f"{updates:,} updates, {span(virtual_seconds)} virtual{self._score}"
         self._bar.update(self._task, completed=min(1.0, share), state=state)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        self._accuracy = f", accuracy {row['accuracy']:.3f}"
+        self._score = f", {_score(self._metric, row)}"
 
     def finished(self) -> None:
         self._bar.stop()
@@ -104,15 +120,15 @@ def progress_for(console: Console, verbose: bool) -> Lines | Bar:
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The main numbers of summary.json, one per row."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    local = summary["client_accuracy"]
+    main = main_metric(summary).name
+    local = summary[f"client_{main}"]
+    # A classification has no list of metrics, and its loss is not shown.
+    names = summary.get("metrics") or list(SHARES)[:4]
     rows: list[tuple[str, str]] = [
-        ("accuracy", _share(summary["accuracy"])),
-        ("balanced accuracy", _share(summary["balanced_accuracy"])),
-        ("macro-F1", _share(summary["macro_f1"])),
-        ("late-class accuracy", _share(summary["accuracy_affected"])),
-        ("local test accuracy, mean", _share(local["mean"])),
-        ("  worst device", _share(local["worst"])),
-        ("  late devices", _share(local["late_mean"])),
+        *((label_of(name), number_text(name, summary[name])) for name in names),
+        (f"local test {label_of(main)}, mean", number_text(main, local["mean"])),
+        ("  worst device", number_text(main, local["worst"])),
+        ("  late devices", number_text(main, local["late_mean"])),
         ("client updates", f"{summary['updates']:,}"),
         ("  refused, dropped", _lost(summary)),
         ("model versions", f"{summary['versions']:,}"),
@@ -151,11 +167,13 @@ def _lost(summary: Mapping[str, Any]) -> str:
 
 def comparison_table(table: pd.DataFrame, narrow: bool) -> Table:
     """Mean ± standard deviation over seeds, a row per strategy; `narrow`: main columns only."""
-    stats = spread(table)
-    columns = [c for c in (NARROW if narrow else SHOWN) if f"{c}_mean" in stats]
-    caption = legend(columns, table.attrs.get("target"))
+    stats, headings = spread(table), shown_columns(table)
+    main = next(iter(headings))
+    columns = [c for c in headings if f"{c}_mean" in stats]
+    columns = [c for c in columns if c in (main, *NARROW)] if narrow else columns
+    caption = legend(columns, table.attrs.get("target"), comparison_metric(table))
     shown = Table(box=None, pad_edge=False, caption=caption or None, caption_justify="left")
-    for name in ("strategy", *(SHOWN[c] for c in columns)):
+    for name in ("strategy", *(headings[c] for c in columns)):
         shown.add_column(name, no_wrap=True, justify="left" if name == "strategy" else "right")
     for strategy, row in stats.iterrows():
         cells = (cell_text(row[f"{c}_mean"], row[f"{c}_std"]) for c in columns)
@@ -163,5 +181,5 @@ def comparison_table(table: pd.DataFrame, narrow: bool) -> Table:
     return shown
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _score(name: str, row: Mapping[str, Any]) -> str:
+    return f"{label_of(name)} {number_text(name, row[name])}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from latecomer.study.metric_names import SHARES, MainMetric
 from latecomer.study.view.history import History
 from latecomer.study.view.panels import Panel, Series, View, bars
 from latecomer.study.view.timeline import (
@@ -22,15 +23,6 @@ Names = Mapping[str, str]
 
 # View -> columns of compare.csv by the name of their bars, and the axis.
 OUTCOMES: dict[str, tuple[Names, str]] = {
-    "time to accuracy": ({"seconds_to_target": "seconds"}, "virtual seconds"),
-    "local test accuracy": (
-        {
-            "client_accuracy_mean": "mean over devices",
-            "client_accuracy_late_mean": "late devices",
-            "client_accuracy_worst": "worst device",
-        },
-        "local test accuracy",
-    ),
     "privacy spent": ({"epsilon_mean": "mean", "epsilon_max": "largest"}, "epsilon"),
     "compensated updates": ({"compensation_count": "compensated"}, "updates"),
     "server time for compensation": ({"compensation_seconds": "seconds"}, "seconds"),
@@ -41,10 +33,22 @@ OUTCOMES: dict[str, tuple[Names, str]] = {
 }
 
 
-def outcomes(table: pd.DataFrame, target: float | None) -> Panel | None:
-    """Bars: time to the target accuracy, local test accuracy, privacy, compensation, clusters."""
+def outcomes(table: pd.DataFrame, target: float | None, main: MainMetric) -> Panel | None:
+    """Bars: time to the target, local test score, privacy, compensation, clusters."""
     views = []
-    for name, (columns, y) in OUTCOMES.items():
+    local = f"client_{main.name}"
+    by_metric: dict[str, tuple[Names, str]] = {
+        f"time to {main.label}": ({"seconds_to_target": "seconds"}, "virtual seconds"),
+        f"local test {main.label}": (
+            {
+                f"{local}_mean": "mean over devices",
+                f"{local}_late_mean": "late devices",
+                f"{local}_worst": "worst device",
+            },
+            f"local test {main.label}",
+        ),
+    }
+    for name, (columns, y) in {**by_metric, **OUTCOMES}.items():
         if not (series := _bars(table, columns)):
             continue
         note = ""
@@ -52,7 +56,7 @@ def outcomes(table: pd.DataFrame, target: float | None) -> Panel | None:
             name += "" if target is None else f" {target:g}"
             missed = table[table["seconds_to_target"].isna()]["strategy"].unique()
             note = f"Not reached with every seed: {', '.join(missed)}." if len(missed) else ""
-        share = "accuracy" in y
+        share = f"{local}_mean" in columns and main.name in SHARES
         views.append(View(name, "strategy", y, series, unit_share=share, note=note))
     about = "Bar: mean over seeds; whisker: lowest to highest."
     return Panel("outcomes", "Results and costs", about, views) if views else None

@@ -10,12 +10,18 @@ import pandas as pd
 
 from latecomer import __version__
 from latecomer.errors import BadInput
-from latecomer.study.compare import SHOWN, cell_text, legend, spread
+from latecomer.study.compare import (
+    cell_text,
+    comparison_metric,
+    legend,
+    shown_columns,
+    spread,
+)
 from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.comparing import fleet_use, outcomes, together
 from latecomer.study.view.compensation import compensation
-from latecomer.study.view.devices import accuracy_of_all
+from latecomer.study.view.devices import scores_of_all
 from latecomer.study.view.history import read_history
 from latecomer.study.view.learning import classes_of_all, learning_of_all
 from latecomer.study.view.panels import Document, Rows, clock_for, without_empty
@@ -50,7 +56,8 @@ def comparison_document(comparison: Comparison) -> Document:
     fleets = {label: fleet_of(r.folder) for label, r in first.items()}
     budgets = {label: budget_of(config_of(r)) for label, r in first.items()}
     late = late_classes(next(iter(first.values())).folder)
-    target = read_json(comparison.folder / "compare.json").get("target_accuracy")
+    main = comparison_metric(table)
+    target = read_json(comparison.folder / "compare.json").get(f"target_{main.name}")
     devices = {
         label: [t for r in some if (t := devices_of(r.folder)) is not None]
         for label, some in by_strategy.items()
@@ -58,9 +65,9 @@ def comparison_document(comparison: Comparison) -> Document:
     panels = without_empty(
         (
             learning_of_all(metrics, clock),
-            outcomes(table, target),
+            outcomes(table, target, main),
             classes_of_all(metrics, late),
-            accuracy_of_all(devices),
+            scores_of_all(devices),
             fleet_use(histories, fleets),
             together(
                 {
@@ -89,12 +96,13 @@ def comparison_document(comparison: Comparison) -> Document:
 def _table(table: pd.DataFrame, target: float | None) -> Rows:
     stats = spread(table)
     columns: dict[str, list[Any]] = {"strategy": [str(label) for label in stats.index]}
-    shown = [column for column in SHOWN if f"{column}_mean" in stats]
+    headings = shown_columns(table)
+    shown = [column for column in headings if f"{column}_mean" in stats]
     for column in shown:
-        columns[SHOWN[column]] = [
+        columns[headings[column]] = [
             cell_text(row[f"{column}_mean"], row[f"{column}_std"]) for _, row in stats.iterrows()
         ]
-    note = legend(shown, target)
+    note = legend(shown, target, comparison_metric(table))
     about = f'Mean ± standard deviation over seeds; "-": not reached with every seed; {note}.'
     return Rows("summary", "Final results", about, columns)
 

@@ -1,4 +1,4 @@
-"""Panels by device: local test accuracy, sub-model widths, and a table of all devices."""
+"""Panels by device: local test scores, sub-model widths, and a table of all devices."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,49 +7,65 @@ import numpy as np
 import pandas as pd
 
 from latecomer.fleet.availability import next_open
+from latecomer.study.metric_names import LOWER_IS_BETTER, SHARES, label_of
 from latecomer.study.view.history import History
 from latecomer.study.view.panels import ORANGE, Panel, Rows, Series, View
 from latecomer.study.view.timeline import Fleet, devices_in
 
+# Columns of devices.csv beside the local test score.
+COLUMNS = ("device", "late", "examples", "lineage")
 
-def device_accuracy(devices: pd.DataFrame | None) -> Panel | None:
-    """Local test accuracy of every device in ascending order; late devices are marked."""
-    if devices is None or not devices["accuracy"].notna().any():
+
+def score_column(devices: pd.DataFrame) -> str | None:
+    """The column of the local test score, named by its metric; None if there is none."""
+    return next((str(column) for column in devices if column not in COLUMNS), None)
+
+
+def device_scores(devices: pd.DataFrame | None) -> Panel | None:
+    """Local test score of every device, the worst first; late devices are marked."""
+    metric = None if devices is None else score_column(devices)
+    if devices is None or metric is None or not devices[metric].notna().any():
         return None
-    known = devices[devices["accuracy"].notna()].sort_values(["accuracy", "device"])
+    up = metric not in LOWER_IS_BETTER
+    known = devices[devices[metric].notna()].sort_values([metric, "device"], ascending=[up, True])
     place = np.arange(1, len(known) + 1)
     late = known["late"].to_numpy() == 1
     series = [
-        Series(name, place[mask].tolist(), known["accuracy"][mask].tolist(), "dots", colour=k)
+        Series(name, place[mask].tolist(), known[metric][mask].tolist(), "dots", colour=k)
         for name, mask, k in (("other devices", ~late, 0), ("late devices", late, ORANGE))
         if mask.any()
     ]
-    view = View("by device", "devices, worst first", "accuracy", series, unit_share=True)
+    label, share = label_of(metric), metric in SHARES
+    view = View("by device", "devices, worst first", label, series, unit_share=share)
     return Panel(
         "devices",
-        "Local test accuracy by device",
-        "Accuracy of the model that each device uses, on that device's held-back data.",
+        f"Local test {label} by device",
+        f"{_capital(label)} of the model that each device uses, on that device's held-back data.",
         [view],
     )
 
 
-def accuracy_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | None:
-    """Quantiles of local test accuracy over the devices of all seeds, one line per strategy."""
+def scores_of_all(tables: Mapping[str, Sequence[pd.DataFrame]]) -> Panel | None:
+    """Quantiles of the local test score over the devices of all seeds, one line per strategy."""
     lines = []
+    metrics = [score_column(table) for some in tables.values() for table in some]
+    metric = next((name for name in metrics if name), "accuracy")
     for label, some in tables.items():
-        found = [t["accuracy"].dropna().to_numpy() for t in some]
+        found = [t[metric].dropna().to_numpy() for t in some if metric in t]
         values = np.sort(np.concatenate(found)) if found else np.array([])
         if len(values):
             shares = np.linspace(0, 1, 101)
-            lines.append(Series(label, shares.tolist(), np.quantile(values, shares).tolist()))
+            from_worst = 1 - shares if metric in LOWER_IS_BETTER else shares
+            lines.append(Series(label, shares.tolist(), np.quantile(values, from_worst).tolist()))
     if not lines:
         return None
-    view = View("by device", "share of devices, worst first", "accuracy", lines, unit_share=True)
+    label, share = label_of(metric), metric in SHARES
+    view = View("by device", "share of devices, worst first", label, lines, unit_share=share)
     return Panel(
         "devices",
-        "Local test accuracy by device",
-        "Accuracy of the model that each device uses, on that device's held-back data; devices of"
-        " all seeds together. Left end: worst device; middle: median.",
+        f"Local test {label} by device",
+        f"{_capital(label)} of the model that each device uses, on that device's held-back data;"
+        " devices of all seeds together. Left end: worst device; middle: median.",
         [view],
     )
 
@@ -81,8 +97,13 @@ def device_table(
     if devices is not None:
         known = devices.set_index("device")
         columns["examples"] = [int(v) for v in known["examples"].reindex(ids, fill_value=0)]
-        columns["local test accuracy"] = list(known["accuracy"].reindex(ids))
+        if metric := score_column(devices):
+            columns[f"local test {label_of(metric)}"] = list(known[metric].reindex(ids))
     return Rows("device-table", "Devices", "State at the last event of the log.", columns)
+
+
+def _capital(label: str) -> str:
+    return label[:1].upper() + label[1:]
 
 
 def widths(history: History, fleet: Fleet) -> Panel | None:

@@ -4,29 +4,30 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
+from latecomer.study.metric_names import SHARES, label_of, metric_columns
 from latecomer.study.view.panels import ORANGE, Clock, Panel, Series, View, bars, curve
 
-SHARES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro-F1",
-    "accuracy_affected": "late-class accuracy",
-}
 LATE_CLASSES = " Late classes are those of fleet.late.classes."
 Runs = Mapping[str, Sequence[pd.DataFrame]]  # strategy -> metrics of its seeds
 
 
-def learning(metrics: pd.DataFrame, clock: Clock) -> Panel:
-    """Accuracy, balanced accuracy, macro-F1, late-class accuracy and loss of one run."""
+def learning(metrics: pd.DataFrame, clock: Clock, loss: str = "cross-entropy") -> Panel:
+    """All metrics of one run: those between 0 and 1 together, each other one by itself.
+
+    `loss` is the name of the loss.
+    """
     shown = {c: name for c, name in SHARES.items() if _has(metrics, c)}
     views = [
         View(f"over {axis}", title, "score", _lines(metrics, x, shown), unit_share=True)
         for axis, title, x in _axes(metrics, clock)
+        if shown
     ]
-    if _has(metrics, "loss"):
-        axis, title, x = _axes(metrics, clock)[0]
-        lines = _lines(metrics, x, {"loss": "loss"})
-        views.append(View(f"loss over {axis}", title, "cross-entropy", lines))
+    axis, title, x = _axes(metrics, clock)[0]
+    others = [c for c in metric_columns(metrics) if c not in (*SHARES, "loss")]
+    for column in (c for c in ("loss", *others) if _has(metrics, c)):
+        lines = _lines(metrics, x, {column: label_of(column)})
+        y = loss if column == "loss" else label_of(column)
+        views.append(View(f"{label_of(column)} over {axis}", title, y, lines))
     return Panel(
         "learning",
         "Learning curves",
@@ -66,7 +67,8 @@ def learning_of_all(runs: Runs, clock: Clock) -> Panel:
     """Learning curves of every strategy: mean over seeds as a line, range as a band."""
     views = []
     first = next(iter(runs.values()))[0]
-    for column, name in SHARES.items():
+    for column in metric_columns(first):
+        name = label_of(column)
         if not all(_has(run, column) for some in runs.values() for run in some):
             continue
         for x, (axis, title, _) in zip(
@@ -76,7 +78,8 @@ def learning_of_all(runs: Runs, clock: Clock) -> Panel:
                 band(label, some, x, column, clock.each if x == "virtual_seconds" else list)
                 for label, some in runs.items()
             ]
-            views.append(View(f"{name} over {axis}", title, name, lines, unit_share=True))
+            share = column in SHARES
+            views.append(View(f"{name} over {axis}", title, name, lines, unit_share=share))
     return Panel(
         "learning",
         "Learning curves",

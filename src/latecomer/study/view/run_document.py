@@ -9,11 +9,12 @@ import pandas as pd
 
 from latecomer import __version__
 from latecomer.errors import BadInput
+from latecomer.study.metric_names import label_of, main_metric, metric_columns, number_text
 from latecomer.study.results import Result, read_csv, read_json
 from latecomer.study.terminal import compensation_text, span
 from latecomer.study.view.clusters import clusters
 from latecomer.study.view.compensation import compensation
-from latecomer.study.view.devices import device_accuracy, device_table, widths
+from latecomer.study.view.devices import device_scores, device_table, score_column, widths
 from latecomer.study.view.history import History
 from latecomer.study.view.learning import classes, learning
 from latecomer.study.view.panels import Document, clock_for, without_empty
@@ -33,7 +34,7 @@ def run_document(run: Result, history: History, max_spans: int = MAX_SPANS) -> D
     budget = budget_of(config)
     panels = without_empty(
         (
-            learning(metrics, clock) if len(metrics) else None,
+            learning(metrics, clock, loss_of(config)) if len(metrics) else None,
             classes(metrics, late_classes(run.folder), clock),
             timeline(history, fleet, clock, max_spans),
             staleness(history),
@@ -42,7 +43,7 @@ def run_document(run: Result, history: History, max_spans: int = MAX_SPANS) -> D
             privacy(history, budget, clock),
             traffic(history, clock),
             widths(history, fleet),
-            device_accuracy(devices),
+            device_scores(devices),
         )
     )
     table = device_table(history, fleet, devices, budget, ended=summary is not None)
@@ -95,7 +96,8 @@ def devices_of(folder: Path) -> pd.DataFrame | None:
     if not path.is_file():
         return None
     table = read_csv(path)
-    if missing := {"device", "late", "examples", "accuracy"} - set(table):
+    missing = {"device", "late", "examples"} - set(table)
+    if missing := missing or ({"accuracy"} if score_column(table) is None else set()):
         raise BadInput(f"{path}: not the devices of a run, it has no {', '.join(sorted(missing))}")
     return table
 
@@ -106,6 +108,11 @@ def config_of(run: Result) -> dict[str, Any]:
         return tomllib.loads(run.config)
     except tomllib.TOMLDecodeError:
         return {}
+
+
+def loss_of(config: Mapping[str, Any]) -> str:
+    """The name of the loss."""
+    return str(config.get("objective", {}).get("loss", "cross-entropy"))
 
 
 def budget_of(config: Mapping[str, Any]) -> float:
@@ -143,12 +150,8 @@ def _facts(
     # A deployed server may not evaluate: then only the log has numbers.
     logged = {"updates": sum(history.updates.values()), "virtual_seconds": history.now}
     last = metrics.iloc[-1] if len(metrics) else pd.Series(logged)
-    facts = {
-        "accuracy": _share(last.get("accuracy")),
-        "balanced accuracy": _share(last.get("balanced_accuracy")),
-        "macro-F1": _share(last.get("macro_f1")),
-        "late-class accuracy": _share(last.get("accuracy_affected")),
-    }
+    shown = metric_columns(metrics) if len(metrics) else []
+    facts = {label_of(name): number_text(name, _number(last[name])) for name in shown}
     arrivals = sum(history.staleness.values())
     if arrivals:
         mean = sum(s * n for s, n in history.staleness.items()) / arrivals
@@ -160,13 +163,14 @@ def _facts(
     if max(sums):
         facts["upload / download"] = f"{sums[0] / size:.3g} / {sums[1] / size:.3g} {unit}"
     if summary is not None:
-        local = summary["client_accuracy"]
+        main = main_metric(summary)
+        local = summary[f"client_{main.name}"]
         facts |= {
-            "local test accuracy": _share(local["mean"]),
-            "local, worst device": _share(local["worst"]),
-            "local, late devices": _share(local["late_mean"]),
+            f"local test {main.label}": number_text(main.name, local["mean"]),
+            "local, worst device": number_text(main.name, local["worst"]),
+            "local, late devices": number_text(main.name, local["late_mean"]),
             "compensated updates": compensation_text(summary),
-            "epsilon, largest": _share((summary.get("epsilon") or {}).get("max")),
+            "epsilon, largest": _three_decimals((summary.get("epsilon") or {}).get("max")),
             "clusters at the end": str((summary.get("clusters") or {}).get("final", "-")),
             "wall time": span(summary["wall_seconds"]),
         }
@@ -177,8 +181,12 @@ def _facts(
     return {name: value for name, value in facts.items() if value != "-"}
 
 
-def _share(value: Any) -> str:
-    return "-" if value is None or pd.isna(value) else f"{float(value):.3f}"
+def _number(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _three_decimals(value: Any) -> str:
+    return "-" if (found := _number(value)) is None else f"{found:.3f}"
 
 
 def _command(config: Mapping[str, Any]) -> str:
