@@ -49,6 +49,7 @@ from latecomer.strategies.parts.inversion import (
     invert,
     misfit,
     replay,
+    replay_each,
 )
 
 FULL = 1_000_000  # a batch size that makes every step see all examples
@@ -298,7 +299,8 @@ def replayed(
     return {
         age: joined(
             errors(
-                replay(some.network, some.heads[base + age], estimates), some.updates(base + age)
+                replay_each(some.network, [some.heads[base + age]] * len(estimates), estimates),
+                some.updates(base + age),
             )
             for some, estimates in zip(worlds, found, strict=True)
         )
@@ -676,12 +678,12 @@ def server_cost(problem: Problem, spec: TrainSpec, size: Size) -> list[Row]:
     warm = targets(3, known)
 
     def invert_and_replay(tasks: Sequence[InversionTarget]) -> None:
-        replay(network, heads[-1], invert(network, tasks, effort))
+        replay_each(network, [heads[-1]] * len(tasks), invert(network, tasks, effort))
 
     def check_and_replay() -> None:
         for task, estimate in zip(warm, known, strict=True):
-            replay(network, task.base, [estimate])
-            replay(network, heads[-1], [estimate])
+            replay(network, task.base, estimate)
+            replay(network, heads[-1], estimate)
 
     rounds = 1 if problem.expensive else ROUNDS
     ways = {

@@ -234,7 +234,7 @@ def test_while_it_fades_estimate_and_stale_update_are_mixed(monkeypatch):
     fleet.late_update()
     (gathered,) = fleet.gathered
     head = fleet.server.store.head_params()
-    (fresh,) = replay(MODEL, head, [fleet.compensator.last[2].estimate])
+    fresh = replay(MODEL, head, fleet.compensator.last[2].estimate)
     expected = 0.25 * fresh + 0.75 * fleet.delta(2, late.params)
     assert torch.allclose(gathered.delta, expected, atol=1e-6)
 
@@ -264,7 +264,7 @@ def test_an_estimate_worse_than_the_stale_update_switches_it_off(monkeypatch):
     fleet.epoch()
     fleet.late_update()
     fleet.epoch()
-    monkeypatch.setattr(validation, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
+    monkeypatch.setattr(validation, "replay", lambda m, p, e: torch.full_like(p, 9.0))
     next_task = fleet.tasks[2]
     fleet.epoch()
     fleet.sent(fleet.answer(next_task))
@@ -283,7 +283,7 @@ def test_far_staler_updates_are_compensated_after_it_has_ended_for_others(monkey
     fleet.epoch()
     next_task = fleet.tasks[2]
     with monkeypatch.context() as patch:
-        patch.setattr(validation, "replay", lambda m, p, e: [torch.full_like(p, 9.0)])
+        patch.setattr(validation, "replay", lambda m, p, e: torch.full_like(p, 9.0))
         fleet.epoch()
         fleet.tasks |= fleet.sent(fleet.answer(next_task))
     (switch,) = fleet.logged("switch")
@@ -341,7 +341,7 @@ def test_an_absent_device_has_a_surrogate():
     fleet.epoch()
     (commit,) = fleet.logged("commit")
     assert (commit["updates"], commit["surrogates"]) == (2, 1)
-    (surrogate,) = replay(MODEL, head, [fleet.compensator.last[2].estimate])
+    surrogate = replay(MODEL, head, fleet.compensator.last[2].estimate)
     expected = head + (fleet.delta(0, head) + fleet.delta(1, head) + surrogate) / 3
     assert torch.allclose(fleet.server.store.head_params(), expected, atol=1e-6)
 

@@ -108,7 +108,7 @@ def test_an_estimate_is_closer_to_the_truth_than_the_stale_update(name, shape, a
     now = moved_on(model, base)
     (found,) = invert(model, [device.sought(base)], QUICK)
     truth = device.delta(now)
-    stale, fresh = misfit(device.delta(base), truth), misfit(replay(model, now, [found])[0], truth)
+    stale, fresh = misfit(device.delta(base), truth), misfit(replay(model, now, found), truth)
     assert found.fit < 0.35
     assert fresh < ahead * stale
 
@@ -225,7 +225,7 @@ def test_the_mask_is_what_must_be_explained():
     model = flat_model("mlp", (10,), 3)
     device, base = Device(model), model.init(2)
     (found,) = invert(model, [device.sought(base)], replace(QUICK, mask=0.05))
-    explained = replay(model, base, [found])[0]
+    explained = replay(model, base, found)
     delta = device.delta(base)
     mask = top_mask(delta[None], 0.05)[0]
     assert misfit(explained * mask, delta * mask) == pytest.approx(found.fit, rel=1e-3)

@@ -64,7 +64,7 @@ def test_the_errors_of_an_estimate_by_hand():
     validation.keep(update(0, of(0.4), 5, noise=0.1), ESTIMATE, version=2, now=2)
     arrived = update(6, of(0.1), noise=0.05)
     validation.validate(MODEL, arrived, now=7)
-    (fresh,) = replay(MODEL, arrived.base, [ESTIMATE])
+    fresh = replay(MODEL, arrived.base, ESTIMATE)
     estimated = error(fresh, of(0.1), 0.05**2)
     # Both updates have noise: variances 0.05^2 and 0.1^2; the estimate has none.
     stale = (0.3**2 - 2 / torch.pi * (0.05**2 + 0.1**2)) ** 0.5

@@ -206,7 +206,7 @@ class InversionCompensator(Observer):
         estimate = self._start(contribution)
         if estimate is None or not self.reuse:
             return None
-        replayed = replay(model, contribution.base, [estimate])[0]
+        replayed = replay(model, contribution.base, estimate)
         mask = top_mask(contribution.delta[None], self.effort.mask)
         delta = contribution.delta
         if mask is not None:
@@ -257,7 +257,7 @@ class InversionCompensator(Observer):
     ) -> Compensated:
         """gamma * estimate + (1 - gamma) * stale update, with the present head as base."""
         head = take(view.store.head_params(contribution.lineage), contribution.task.submodel)
-        fresh = replay(model, head, [estimate])[0]
+        fresh = replay(model, head, estimate)
         gamma = self._gamma(contribution, view) if torch.isfinite(fresh).all() else 0.0
         details = {"fit": estimate.fit}
         count, stale = contribution.update.num_examples, contribution.delta

@@ -133,41 +133,31 @@ def inversion_program(spec: TrainSpec, num_examples: int, max_steps: int) -> tup
     return replace(spec, lr_scale=spec.lr_scale * ratio), steps
 
 
-def replay(network: FlatModel, params: Tensor, estimates: Sequence[Estimate]) -> list[Tensor]:
-    """The delta that training `params` on each estimate gives."""
-    return replay_each(network, [params] * len(estimates), estimates)
+def replay(network: FlatModel, params: Tensor, estimate: Estimate) -> Tensor:
+    """The delta that training `params` on the estimate gives."""
+    with torch.no_grad():
+        # Without derivatives and vmap a run takes less than half the time.
+        e = estimate
+        parts = (params, e.x, e.labels, e.weights)
+        return _train(network, e.spec, e.steps, *parts, functional=False)
 
 
 def replay_each(
     network: FlatModel, params: Sequence[Tensor], estimates: Sequence[Estimate]
 ) -> list[Tensor]:
-    """`replay`, each estimate from parameters of its own."""
+    """`replay` of several, those with the same program in batches."""
     deltas: list[Tensor] = [torch.empty(0)] * len(estimates)
-    with torch.no_grad():
-        kinds = [(e.spec, e.steps, e.x.shape, e.labels.dtype) for e in estimates]
-        for places in (
-            same[begin : begin + MAX_BATCH_DEVICES]
-            for same in grouped(kinds)
-            for begin in range(0, len(same), MAX_BATCH_DEVICES)
-        ):
-            group = [estimates[i] for i in places]
+    kinds = [(e.spec, e.steps, e.x.shape, e.labels.dtype) for e in estimates]
+    for same in grouped(kinds):
+        for begin in range(0, len(same), MAX_BATCH_DEVICES):
+            places = same[begin : begin + MAX_BATCH_DEVICES]
+            group, bases = [estimates[i] for i in places], [params[i] for i in places]
             if len(group) == 1:
-                # Without derivatives and vmap a run takes less than half the time.
-                base, (only,) = params[places[0]], group
-                deltas[places[0]] = _train(
-                    network,
-                    only.spec,
-                    only.steps,
-                    base,
-                    only.x,
-                    only.labels,
-                    only.weights,
-                    functional=False,
-                )
+                deltas[places[0]] = replay(network, bases[0], group[0])
                 continue
-            bases = torch.stack([params[i] for i in places])
             run = _program(network, group[0].spec, group[0].steps)
-            found = run(bases, *(torch.stack(parts) for parts in _parts(group)))
+            with torch.no_grad():
+                found = run(torch.stack(bases), *(torch.stack(part) for part in _parts(group)))
             for i, delta in zip(places, found, strict=True):
                 deltas[i] = delta.clone()
     return deltas

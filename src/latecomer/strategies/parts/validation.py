@@ -74,7 +74,7 @@ class EstimateValidation(Observer):
         last = past[-1]
         if last.stale.numel() != update.delta.numel():
             return
-        fresh = replay(model, update.base, [last.estimate])[0]
+        fresh = replay(model, update.base, last.estimate)
         noise, older = update.update.noise_std**2, last.noise_std**2
         estimated = error(fresh, update.delta, noise)
         stale = error(last.stale, update.delta, noise + older)
