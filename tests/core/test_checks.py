@@ -284,3 +284,72 @@ def test_bound_can_be_switched_off_and_state_restored():
     assert twin.reason_to_refuse(TASK, norm(1e6)) == on.reason_to_refuse(TASK, norm(1e6))
     assert twin.strikes == {3: 1, 0: 1}
     assert not twin.undisturbed
+
+
+GROWN = replace(TASK, params=torch.full((4,), 2.1))  # more than twice the first model
+FIRST = replace(TASK, params=torch.ones(4))
+
+
+def alone_first(checks, first, noise=0.0, others=0.0, model=GROWN):
+    """Device 0 sends `first`; the model grows, and four others train on it."""
+    assert checks.reason_to_refuse(FIRST, update(torch.full((4,), first), noise=noise)) is None
+    for device in range(1, 5):
+        assert checks.trouble(9) is None
+        large = update(torch.full((4,), 5.0), noise=others)
+        assert checks.reason_to_refuse(replace(model, device=device), large) is None
+    return checks.trouble(9)
+
+
+def test_norms_measured_on_a_model_that_a_first_update_made_grow_are_not_believed():
+    """The update of device 0 is within 20 x the median of those that were trained on its result."""
+    checks = Checks()
+    assert alone_first(checks, 9.0) == "first updates, of devices 0, exceed the norm of the model"
+    assert checks.strikes == {0: 3}
+    assert not checks.undisturbed  # the reference is learned anew
+    assert alone_first(checks, 9.0) is None  # once in a run
+
+
+def test_a_model_that_grew_by_small_updates_or_did_not_grow_is_believed():
+    assert alone_first(Checks(), 0.9) is None
+    assert alone_first(Checks(), 9.0, model=replace(GROWN, params=torch.full((4,), 1.9))) is None
+    assert alone_first(Checks(norm_ratio=0), 9.0) is None
+
+
+def test_privacy_noise_explains_a_large_first_update_if_others_have_it_too():
+    assert alone_first(Checks(), 9.0, noise=4.1, others=4.0) is None
+    assert alone_first(Checks(), 9.0, noise=4.1, others=0.0) is not None
+    assert alone_first(Checks(), 9.0, noise=1.0, others=1.0) is not None  # too small to explain 9
+
+
+def test_suspects_come_out_of_a_checkpoint():
+    checks, twin = Checks(), Checks()
+    assert checks.reason_to_refuse(FIRST, update(torch.full((4,), 9.0))) is None
+    twin.restore(checks.state())
+    assert twin.state() == checks.state()
+    for device in range(1, 5):
+        large = update(torch.full((4,), 5.0))
+        assert twin.reason_to_refuse(replace(GROWN, device=device), large) is None
+    assert "devices 0," in twin.trouble(9)
+    checks.restore(twin.state())
+    assert alone_first(checks, 9.0) is None  # that it was once is in the checkpoint too
+
+
+def test_if_most_are_refused_on_probation_the_device_that_made_the_model_grow_has_strikes():
+    checks = Checks()
+    assert checks.reason_to_refuse(FIRST, update(torch.full((4,), 9.0))) is None
+    for device in (1, 2):
+        checks.reason_to_refuse(of(device), norm(INF))
+        assert checks.trouble(9) is None
+    checks.reason_to_refuse(of(3), norm(INF))
+    assert "3 of 4 devices were refused: delta is not finite" in checks.trouble(9)
+    assert checks.strikes == {0: 3}
+
+
+@pytest.mark.parametrize(("devices", "fewest"), [(15, 3), (16, 4), (100, 20), (5000, 21)])
+def test_a_few_fast_hostile_devices_of_many_are_no_trouble(devices, fewest):
+    """One in five of the devices, of 101 at most, has to be refused."""
+    checks = Checks()
+    for device in range(fewest):
+        assert checks.trouble(devices) is None
+        checks.reason_to_refuse(of(device), norm(1e6))
+    assert checks.trouble(devices) is not None

@@ -29,9 +29,10 @@ HUGE = 1e6
 class Fleet:
     """A server whose devices answer when they are asked to, with a delta of equal values."""
 
-    def __init__(self, devices=6, strategy=None, **options):
+    def __init__(self, devices=6, strategy=None, initial=None, **options):
         strategy = strategy or Strategy(weigh=lambda c, view: 0.5)
-        self.server = Server(torch.zeros(SIZE), strategy, TrainSpec(), **options)
+        initial = torch.zeros(SIZE) if initial is None else initial
+        self.server = Server(initial, strategy, TrainSpec(), **options)
         self.tasks, self.log = {}, []
         self.handle(*(Joined(device) for device in range(devices)))
 
@@ -194,13 +195,40 @@ def test_a_fleet_that_is_in_quarantine_as_a_whole_starts_anew():
     assert fleet.stopped
 
 
-def test_no_snapshot_is_taken_while_a_device_is_refused():
+def test_no_snapshot_is_taken_while_a_fifth_of_the_devices_is_refused():
+    fleet = Fleet()
+    fleet.accept(45, *range(6))
+    fleet.answer(0, HUGE)
+    fleet.answer(1, HUGE)
+    fleet.accept(40, *range(2, 6))
+    trouble(fleet, 5)
+    assert fleet.found("rollback")[0]["to"] == 0
+
+
+def test_one_hostile_device_does_not_prevent_snapshots():
     fleet = Fleet()
     fleet.accept(45, *range(6))
     fleet.answer(0, HUGE)
     fleet.accept(40, *range(1, 6))
     trouble(fleet, 5)
-    assert fleet.found("rollback")[0]["to"] == 0
+    assert fleet.found("rollback")[0]["to"] == 50
+
+
+def test_a_hostile_device_that_is_alone_at_first_is_found_when_others_trained_on_its_model():
+    """Their updates are as large as its own, and the median does not show it."""
+    fleet = Fleet(1, initial=torch.ones(SIZE))
+    fleet.answer(0, -15.0)
+    fleet.handle(*(Joined(device) for device in range(1, 6)))
+    for device in range(1, 5):
+        assert fleet.head[0] < -2.0
+        fleet.answer(device, 1.0)
+    (line,) = fleet.found("rollback")
+    assert (line["to"], line["reason"]) == (
+        0,
+        "first updates, of devices 0, exceed the norm of the model",
+    )
+    assert fleet.head == [1.0] * SIZE
+    assert [each["device"] for each in fleet.found("quarantine")] == [0]
 
 
 def test_the_run_may_end_with_the_first_roll_back():

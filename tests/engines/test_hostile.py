@@ -15,7 +15,9 @@ from latecomer.engines.virtual import Bounds
 from latecomer.engines.wire import Introduction, Payload, encode_introduction, pack
 from latecomer.fleet.fleet import Fleet
 from latecomer.fleet.profile import DeviceProfile
-from toy import SIZE, toy_server
+from latecomer.study.config import parse
+from latecomer.study.experiment import Experiment
+from toy import SIZE, ToyRun, ToyTrainer, toy_fleet, toy_server
 
 BAD = 2
 
@@ -75,6 +77,42 @@ def test_a_hostile_first_update_that_passed_is_rolled_back():
     assert back["to"] == 0
     assert {f["device"] for f in run.lines("quarantine")} == {0}
     assert all(abs(value) < 6 for value in run.heads()["main"])
+
+
+class ClaimsAndFlips(ToyTrainer):
+    """Device `BAD` claims 10^9 examples and sends the negative of its update."""
+
+    def update(self, task, rebases=()):
+        made = super().update(task, rebases)
+        if task.device != BAD:
+            return made
+        return replace(made, delta=-made.delta, num_examples=10**9)
+
+
+PROTECTION = ("refusal", "quarantine", "rollback")
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedasync", "fedbuff"])
+def test_simulation_and_deployment_protect_the_model_alike(strategy):
+    virtual = ToyRun(toy_server(strategy), toy_fleet(), trainer=ClaimsAndFlips())
+    nodes = {i: ToyNode(f"toy-{i}", trainer=ClaimsAndFlips()) for i in range(5)}
+    deployed = ToyFederation(strategy, nodes)
+    logs = []
+    for run in (virtual, deployed):
+        run.until(60)
+        logs.append([(kind, line) for _, kind, line in run.log if kind in PROTECTION])
+    seen = [[(kind, line.get("device"), line["reason"]) for kind, line in log] for log in logs]
+    assert seen[0] == seen[1]
+    assert ("rollback", None) in {each[:2] for each in seen[0]}
+    assert {device for kind, device, _ in seen[0] if kind == "quarantine"} == {BAD}
+    for run in (virtual, deployed):  # not equal: a deployment gives refused devices a pause
+        assert all(0 < value < 4 for value in run.heads()["main"])
+
+
+def test_an_experiment_has_the_checks_of_a_server_without_a_config():
+    checks, default = Experiment(parse({})).server().checks, Checks()
+    for name in ("norm_ratio", "examples_ratio", "max_examples", "window", "warmup", "stop"):
+        assert getattr(checks, name) == getattr(default, name)
 
 
 def test_the_operator_may_know_better_from_the_start():

@@ -14,6 +14,8 @@ MAX_METRIC = 1e300
 MAX_NOISE = 1e6  # its square must stay a number
 MIN_DEVICES = 5  # for a median that one or two of them cannot decide
 MAX_STRIKES = 3
+MIN_SHARE = 5  # one in so many devices has to be refused before the model is suspected
+INFLATION = 2.0  # largest model norm on probation, over that of the first model
 
 
 class LargestMedian:
@@ -73,8 +75,10 @@ class Checks:
     number of examples `examples_ratio` times (0 switches either off), and never above
     `max_examples`. While the reference is not known, the norm is bounded by `norm_ratio` times the
     scale of the model (`first_scale`), and updates are accepted on probation: if one of them
-    exceeds the reference once that is known, `trouble` asks for a roll-back. It also does if the
-    last updates of most devices were refused. With `stop` the run ends after a roll-back.
+    exceeds the reference once that is known, `trouble` asks for a roll-back. It also does if an
+    update larger than the model itself made the model grow (`INFLATION`) before others trained on
+    it, which makes their norms useless as a reference, and if the last updates of most devices
+    were refused. With `stop` the run ends after a roll-back.
 
     `strikes` of a device: +1 for a refused update, -1 for an accepted one, 0 at least; the server
     quarantines a device from `MAX_STRIKES` on.
@@ -92,6 +96,7 @@ class Checks:
         self.norm_ratio, self.examples_ratio = norm_ratio, examples_ratio
         self.max_examples, self.window, self.warmup, self.stop = max_examples, window, warmup, stop
         self.strikes: dict[int, int] = {}
+        self._restarted = False  # the reference was learned anew because the model had grown
         self.reset()
 
     def reset(self) -> None:
@@ -99,6 +104,10 @@ class Checks:
         self._norms, self._examples = (LargestMedian(self.window, self.warmup) for _ in range(2))
         self._probation = True  # some updates were accepted without a reference
         self._refused: dict[int, str] = {}  # device -> why its last update was, "" if accepted
+        self._first_rms: float | None = None  # of the parameters of the first model trained on
+        self._grown = False  # a model trained on during probation exceeds `INFLATION` times it
+        self._noise: dict[int, float] = {}  # device -> noise_std it claimed on probation
+        self._suspects: dict[int, float] = {}  # device -> noise_std that excuses its large update
         self.strikes.clear()
 
     def reason_to_refuse(self, task: Task, update: Update) -> str | None:
@@ -115,17 +124,28 @@ class Checks:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether the reference is known, and no device's last update was refused."""
-        return self._norms.known and not any(self._refused.values())
+        """Whether the reference is known, and the last updates of few devices were refused.
+
+        Few: less than one in `MIN_SHARE`. A hostile device alone does not prevent snapshots.
+        """
+        refused = sum(map(bool, self._refused.values()))
+        return self._norms.known and MIN_SHARE * refused < len(self._refused)
 
     def trouble(self, devices: int) -> str | None:
         """Why the model has to be rolled back, or None; `devices` is the size of the fleet.
 
-        After probation the devices at fault have `MAX_STRIKES`. If the last updates of most
-        devices that answered were refused, at least of 3 or all, the checks start anew.
+        The devices at fault have `MAX_STRIKES` afterwards. The checks start anew if the last
+        updates of most devices that answered were refused, of one in `MIN_SHARE` of all (counting
+        `window` at most) and of 3 or all at least; and, once in a run, if the model had grown.
         """
         if self._probation and self._norms.known:
             self._probation = False
+            suspects, grown = self._take_suspects(), self._grown
+            if grown and suspects and not self._restarted:
+                self._restarted = True
+                self._start_anew(suspects)
+                which = ", ".join(map(str, sorted(suspects)))
+                return f"first updates, of devices {which}, exceed the norm of the model"
             bounds = (self._norms, self.norm_ratio), (self._examples, self.examples_ratio)
             at_fault = {
                 device
@@ -144,12 +164,28 @@ class Checks:
             return None
         reasons = [reason for reason in self._refused.values() if reason]
         count, answered = len(reasons), len(self._refused)
-        if 2 * count <= answered or count < min(3, devices):
+        fewest = max(3, ceil(min(devices, self.window) / MIN_SHARE))
+        if 2 * count <= answered or count < min(fewest, devices):
             return None
         if count < 3 and min(self.strikes.get(d, 0) for d in self._refused) < MAX_STRIKES:
             return None
-        self.reset()
+        self._start_anew(self._take_suspects())
         return f"the last updates of {count} of {answered} devices were refused: {reasons[-1]}"
+
+    def _start_anew(self, suspects: set[int]) -> None:
+        """Forget all devices; suspects, if they are a minority, have `MAX_STRIKES`."""
+        minority = 2 * len(suspects) < len(self._refused)
+        self.reset()
+        if minority:
+            self.strikes |= dict.fromkeys(suspects, MAX_STRIKES)
+
+    def _take_suspects(self) -> set[int]:
+        """The devices whose first updates no privacy noise as that of other devices explains."""
+        claims = sorted(self._noise.values())
+        usual = INFLATION * claims[(len(claims) - 1) // 2] if claims else 0.0
+        found = {device for device, noise in self._suspects.items() if noise > usual}
+        self._suspects, self._noise = {}, {}
+        return found
 
     def _reason(self, task: Task, update: Update) -> str | None:
         delta = update.delta
@@ -191,9 +227,29 @@ class Checks:
             if bound and norm > bound:
                 limit = f"{self.norm_ratio:g} x the scale of the model"
                 return f"norm {norm:.3g} exceeds {bound:.3g} ({limit})"
+            self._note_growth(task, norm, update.noise_std)
         self._norms.remember(task.device, norm)
         self._examples.remember(task.device, examples)
         return None
+
+    def _note_growth(self, task: Task, norm: float, noise: float) -> None:
+        """Note whether the model has grown on probation, and whose updates exceeded it before.
+
+        A first model of zeros has no scale to compare with.
+        """
+        size = sqrt(task.params.numel())
+        model = torch.linalg.vector_norm(task.params).item() / size
+        if self._first_rms is None:
+            self._first_rms = model
+        first = self._first_rms
+        if not first or not self.norm_ratio:
+            return
+        self._noise[task.device] = noise
+        if model > INFLATION * first:
+            self._grown = True
+        elif norm > first * size:
+            explained = norm <= (first + 2 * noise) * size
+            self._suspects[task.device] = noise if explained else inf
 
     def state(self) -> dict[str, Any]:
         return {
@@ -202,6 +258,8 @@ class Checks:
             "probation": self._probation,
             "refused": list(self._refused.items()),
             "strikes": dict(self.strikes),
+            "growth": [self._first_rms, self._grown, self._restarted],
+            "suspects": [list(self._noise.items()), list(self._suspects.items())],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -209,6 +267,8 @@ class Checks:
         self._examples.restore(state["examples"])
         self._probation = state["probation"]
         self._refused, self.strikes = dict(state["refused"]), dict(state["strikes"])
+        self._first_rms, self._grown, self._restarted = state["growth"]
+        self._noise, self._suspects = map(dict, state["suspects"])
 
 
 def first_scale(task: Task, update: Update) -> float:

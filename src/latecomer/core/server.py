@@ -386,7 +386,7 @@ class Server(Stateful):
                     self._set_free(device)
 
     def _take_snapshot(self) -> None:
-        """Store the head now and then, while no device's last update was refused."""
+        """Store the head now and then, while few devices' last updates were refused."""
         if self.accepted - self._snapshot_at < SNAPSHOT_UPDATES or not self.checks.undisturbed:
             return
         lineage = self.store.resolve(MAIN)
