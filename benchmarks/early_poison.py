@@ -140,12 +140,12 @@ def run(setting: Setting, updates: int = UPDATES, **tables: Any) -> Result:
 
     def after_step() -> bool:
         if server.accepted > updates - LAST and server.accepted not in accuracies:
-            accuracies[server.accepted] = evaluator.central(server, engine.now).accuracy
+            accuracies[server.accepted] = evaluator.central(server, engine.now)["accuracy"]
         return True
 
     ended_by = engine.run(experiment.bounds(server.strategy), after_step)
     if ended_by != "updates":
-        accuracies = {0: evaluator.central(server, engine.now).accuracy}
+        accuracies = {0: evaluator.central(server, engine.now)["accuracy"]}
     mean = sum(accuracies.values()) / len(accuracies)
     return Result(
         **asdict(setting),
@@ -222,7 +222,7 @@ def tables(results: Iterable[Result]) -> str:
                 for attack in heads[2:]
             }
             cells = [
-                cell(found[attack], found[WITHOUT if attack == ALWAYS else CLEAN])
+                cell(found[attack], found[WITHOUT if attack in (WITHOUT, ALWAYS) else CLEAN])
                 for attack in heads[2:]
             ]
             lines.append(f"| {' | '.join([f'`{strategy}`', f'{alpha:g}', *cells])} |")
