@@ -32,9 +32,6 @@ class Net(nn.Linear):
     def __init__(self):
         super().__init__(4, 3)
 
-def normalised():
-    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-
 def too_many(a, b, c):
     return None
 
@@ -82,7 +79,6 @@ def test_width_reaches_a_callable_that_takes_it(nets: str) -> None:
         (":too_many", "needs a, b, c"),
         (":broken", "out of cheese"),
         (":wrong", "gave a int"),
-        (":normalised", "GroupNorm"),
         ("_absent:Net", "cannot import"),
         ("_bad:Net", "no_such_thing_at_all"),
     ],

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from latecomer.device.checks import check_model
+from latecomer.device.checks import examine
 from latecomer.device.flat import FlatModel
+from latecomer.device.objective import classification
 from latecomer.device.seeding import global_generator
 
 
@@ -57,7 +58,7 @@ class WaitsForOthers(nn.Module):
 
 def test_what_others_draw_is_not_blamed_on_a_model() -> None:
     module = WaitsForOthers()
-    check_model(module, (4,), 2)
+    examine(module, torch.zeros(2, 4), classification(2))
     for other in module.others:
         other.join()
     assert module.others

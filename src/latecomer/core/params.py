@@ -1,7 +1,7 @@
 """Models as one flat float32 vector with a layout: names, shapes and offsets."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,17 +14,27 @@ CHUNK = 1 << 20  # 4 MB: measured, see benchmarks/aggregation.py
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter lies in the flat vector."""
+    """Where each named tensor lies in the flat vector: parameters, then `buffers` buffers."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    buffers: int = 0
 
     @classmethod
-    def of(cls, module: nn.Module) -> "Layout":
-        named = list(module.named_parameters())
-        return cls(
-            tuple(name for name, _ in named), tuple(tuple(value.shape) for _, value in named)
-        )
+    def of(cls, module: nn.Module, buffers: Sequence[str] = ()) -> "Layout":
+        """The layout of the module's trainable parameters and of the named buffers.
+
+        A parameter that several layers share is in it once, under its first name.
+        """
+        trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+        named = [*trained, *((name, module.get_buffer(name)) for name in buffers)]
+        shapes = tuple(tuple(value.shape) for _, value in named)
+        return cls(tuple(name for name, _ in named), shapes, len(buffers))
+
+    @cached_property
+    def trained(self) -> int:
+        """The number of values that are parameters; those of buffers follow them."""
+        return sum(self.sizes[: len(self.names) - self.buffers])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -35,7 +45,7 @@ class Layout:
         return sum(self.sizes)
 
     def span(self, name: str) -> slice:
-        """The part of the vector that holds the parameter `name`."""
+        """The part of the vector that holds the tensor `name`."""
         position = self.names.index(name)
         start = sum(self.sizes[:position])
         return slice(start, start + self.sizes[position])

@@ -68,9 +68,9 @@ def _shape_of(source: str, path: str) -> tuple[tuple[int, ...], int]:
 
 def _check_model(model: str, shape: tuple[int, ...], classes: int) -> Path | None:
     """BadInput if the model does not fit the data; the file of the model to copy into the app."""
-    from latecomer.device.models import build_model
+    from latecomer.device.flat import flat_model
 
-    build_model(model, shape, classes)
+    flat_model(model, shape, classes)
     if ":" not in model:
         return None
     place = model.partition(":")[0]

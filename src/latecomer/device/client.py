@@ -7,6 +7,7 @@ from torch import Tensor
 
 from latecomer.core.messages import Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel, name_of
+from latecomer.device.checks import check_clipping
 from latecomer.device.feedback import feedback
 from latecomer.device.flat import FlatModel
 from latecomer.device.ledger import Ledger
@@ -17,7 +18,9 @@ from latecomer.device.privacy import Privacy, noise_rng, system_rng
 from latecomer.device.release import release
 from latecomer.device.training import (
     Plan,
+    StepStream,
     average_loss,
+    layer_stream,
     local_update,
     loss_rms,
     mixed,
@@ -29,6 +32,7 @@ from latecomer.errors import BadInput
 
 VALIDATION_STREAM = 3  # random stream of the validation split, beside batches and noise
 LEDGER = "ledger"  # key of the privacy ledger in the device's memory
+BUFFERS = "buffers"  # key of the model's buffers that stay on the device
 
 # The examples of a device at a virtual time.
 Stream = Callable[[float], Sequence[Tensor]]
@@ -70,6 +74,9 @@ class Client:
         self.stream = stream
         self.system_noise = system_noise
         self.num_examples = len(y)
+        if privacy is not None and privacy.where == "step":
+            for network in self.networks.models:
+                check_clipping(network.traits, "privacy.where = 'step'")
 
     def data(self, task: Task) -> Sequence[Tensor]:
         """The examples of this task, `x, y`."""
@@ -84,7 +91,8 @@ class Client:
 
     def needs_memory(self, task: Task) -> bool:
         """Whether the task uses memory of earlier ones, so that tasks must be trained in order."""
-        return task.spec.needs_memory or self.privacy is not None
+        kept = task.spec.needs_memory or self.networks.whole.keeps_buffers
+        return kept or self.privacy is not None
 
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task: a function of seed, device and task number alone."""
@@ -156,13 +164,16 @@ class Client:
         memory = {} if memory is None else memory
         if self.privacy is not None:
             return self._perform_privately(task, memory, self.privacy)
-        training = self.start(task)
+        training, network = self.start(task), self.network(task.submodel)
+        if network.keeps_buffers:
+            training.params = network.extended(training.params, memory.get(BUFFERS))
         for passes, number in rebases:
             newer = task.chosen(number)
             if training.accepts(task.offer_of(newer.lineage)):
                 self.advance(task, training, passes)
                 training.rebase(number, newer.params)
         self.advance(task, training, task.spec.local_epochs)
+        training.params = _sent_part(network, training.params, memory)
         return self.make_update(task, training.delta, training.choice, memory)
 
     def start(self, task: Task) -> LocalTraining:
@@ -180,9 +191,14 @@ class Client:
         part = Plan(*(rows[training.passes * steps : until * steps] for rows in plan))
         x, y = self.data(task)
         training.params, training.optimizer = resumed_update(
-            network, training.params, training.anchor, training.optimizer, x, y, task.spec, part
-        )
+            network, training.params, training.anchor, training.optimizer, x, y, task.spec, part,
+            self.stream_of(task)._replace(done=training.passes * steps),
+        )  # fmt: skip
         training.passes = until
+
+    def stream_of(self, task: Task) -> StepStream:
+        """The random stream of the network's random layers in this task."""
+        return layer_stream(self.seed, self.device, task.number)
 
     def make_update(
         self, task: Task, delta: Tensor, choice: int = 0, memory: DeviceMemory | None = None
@@ -225,8 +241,9 @@ class Client:
         sizes = [int(size) for size in plan.mask.sum(1).tolist()]
         network = self.network(task.submodel)
         hook = privacy.on_gradient(sizes, n, spec, noise)
-        trained = local_update(network, task.params, x, y, spec, plan, hook)
-        delta = trained.sub_(task.params)
+        start = network.extended(task.params, memory.get(BUFFERS))
+        trained = local_update(network, start, x, y, spec, plan, hook, stream=self.stream_of(task))
+        delta = _sent_part(network, trained, memory).sub_(task.params)
         trained_part = network.head if spec.last_layer_only else slice(None)
         delta[trained_part] = privacy.noised_update(delta[trained_part], noise)
         # Charged even if lazy upload suppresses it: that depends on the data, too.
@@ -241,6 +258,14 @@ class Client:
             last=not privacy.may_release(ledger, n, spec),
         )
         return release(update, private=True)
+
+
+def _sent_part(network: FlatModel, trained: Tensor, memory: DeviceMemory) -> Tensor:
+    """The part of a trained vector that is sent; the buffers in the rest go to the memory."""
+    if not network.keeps_buffers:
+        return trained
+    memory[BUFFERS] = trained[network.layout.size :].clone()
+    return trained[: network.layout.size].clone()
 
 
 def _holds_back(spec: TrainSpec) -> bool:

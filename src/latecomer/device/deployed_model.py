@@ -75,7 +75,7 @@ def load_deployed_model(
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path}: the model is damaged: {error}") from error
-    if network is None or network.layout.size != params.numel():
+    if network is None or params.numel() not in (network.layout.size, network.whole.size):
         raise BadInput(f"{path}: the model of {params.numel():,} parameters is of another network")
     found = personalise(network, params, settings, spec, x, y)
     return DeployedModel(network, found.params, settings, found.output_bias)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from latecomer.device import zoo
-from latecomer.device.checks import check_model
 from latecomer.device.custom import load_module
-from latecomer.device.objective import Objective
 from latecomer.device.zoo import Shape
 from latecomer.errors import BadInput, unknown
 
@@ -65,26 +63,22 @@ def build_model(
     num_classes: int,
     hidden: Sequence[int] = (64, 32),
     width: float = 1.0,
-    objective: Objective | None = None,
 ) -> nn.Module:
-    """The network called `name`, or a user's own as `module:callable`; BadInput if it is unfit.
+    """The network called `name`, or a user's own as `module:callable`; BadInput if there is none.
 
     `hidden` is for mlp only. Initial weights come from the global torch generator.
     """
     if not 0 < width <= 1:
         raise BadInput(f"model width {width:g}: must be above 0 and at most 1")
     if ":" in name:
-        module = load_module(name, input_shape, num_classes, width)
-    elif name not in MODELS:
+        return load_module(name, input_shape, num_classes, width)
+    if name not in MODELS:
         raise unknown("model", name, MODELS, "your own as module:callable")
-    else:
-        info = MODELS[name]
-        if not info.fits(input_shape):
-            fitting = [other.name for other in MODELS.values() if other.fits(input_shape)]
-            raise BadInput(
-                f"model '{name}' takes {info.takes}, not shape {input_shape}; "
-                f"for this shape use {' or '.join(fitting)}"
-            )
-        module = info.build(input_shape, num_classes, hidden, width)
-    check_model(module, input_shape, num_classes, f"model '{name}'", objective)
-    return module
+    info = MODELS[name]
+    if not info.fits(input_shape):
+        fitting = [other.name for other in MODELS.values() if other.fits(input_shape)]
+        raise BadInput(
+            f"model '{name}' takes {info.takes}, not shape {input_shape}; "
+            f"for this shape use {' or '.join(fitting)}"
+        )
+    return info.build(input_shape, num_classes, hidden, width)

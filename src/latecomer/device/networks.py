@@ -7,7 +7,7 @@ import torch
 
 from latecomer.core.params import Layout
 from latecomer.core.submodel import Submodel, name_of, prefix
-from latecomer.device.flat import FlatModel, flat_model
+from latecomer.device.flat import Buffers, FlatModel, flat_model
 from latecomer.device.objective import Objective
 from latecomer.errors import BadInput
 
@@ -36,6 +36,13 @@ class Networks:
             self.submodels[width] = shared[model.layout]
 
     def _part(self, width: float, model: FlatModel, label: str) -> Submodel:
+        if model.traits.buffers:
+            raise BadInput(
+                f"{label}: training changes the buffer '{model.traits.buffers[0]}', whose values"
+                " differ from width to width; use nn.GroupNorm"
+            )
+        if any(not p.requires_grad for p in model.module.parameters()):
+            raise BadInput(f"{label}: frozen parameters are not sent, so no device has a part")
         if model.layout == self.whole.layout:
             raise BadInput(f"{label}: nothing is pruned; it needs hidden layers that width reduces")
         try:
@@ -75,13 +82,17 @@ def build_networks(
     hidden: Sequence[int],
     widths: Sequence[float],
     objective: Objective | None = None,
+    buffers: Buffers = "average",
+    seed: int = 0,
+    input_dtype: torch.dtype = torch.float32,
 ) -> Networks:
-    """The model called `name` in these widths and in full width."""
-    whole = flat_model(name, input_shape, num_classes, hidden, objective=objective)
+    """The model called `name` in these widths and in full width; see `flat_model`."""
+    made = (objective, buffers, seed, input_dtype)
+    whole = flat_model(name, input_shape, num_classes, hidden, 1.0, *made)
     narrower = {}
     for width in {float(width) for width in widths if width != 1}:
         try:
-            narrower[width] = flat_model(name, input_shape, num_classes, hidden, width, objective)
+            narrower[width] = flat_model(name, input_shape, num_classes, hidden, width, *made)
         except BadInput as error:
             raise BadInput(f"at width {width:g}: {error}") from error
     return Networks(whole, narrower, f"model '{name}'")
@@ -92,5 +103,5 @@ def _operations(model: FlatModel) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.module(torch.zeros(1, *model.input_shape))
+        model.module.eval()(model.example(1))
     return int(counter.get_total_flops())

@@ -66,6 +66,8 @@ def program_of(module: nn.Module, layout: Layout, input_shape: Shape) -> Program
             if row is None:
                 return None
             if row[KIND] in (LINEAR, CONV):
+                if not {f"{name}.weight", f"{name}.bias"} <= set(layout.names):
+                    return None  # frozen, or shared with another layer
                 row += [layout.span(f"{name}.weight").start, layout.span(f"{name}.bias").start]
             else:
                 row += [-1, -1]

@@ -4,21 +4,27 @@ Devices run it in place, the simulator batches it, and gradient inversion differ
 """
 
 import math
+import re
+import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latecomer.core.messages import TrainSpec
+from latecomer.device import zoo
 from latecomer.device.clipping import clipped_sum, layers_of
 from latecomer.device.flat import FlatModel
 from latecomer.device.optimizers import OptimizerState, initial_state, optimizer_step
+from latecomer.device.seeding import global_generator
 from latecomer.errors import BadInput
 from latecomer.loading import first_line
 
 BATCH_STREAM = 1  # random stream of mini-batches, one of several of the same seed
+LAYER_STREAM = 4  # random stream of random layers
 PER_EXAMPLE_FLOATS = 2**26  # bound on per-example gradients in memory: 256 MB
 MAX_EXAMPLES_AT_ONCE = 256  # in one forward pass; bounds the activations
 
@@ -35,6 +41,29 @@ class Plan(NamedTuple):
 
     order: Tensor
     mask: Tensor
+
+
+class StepStream(NamedTuple):
+    """The random stream of a task's random layers (dropout): one seed for each training step.
+
+    `done` is the number of steps before those of the present plan, so that a task trained in parts
+    draws the same numbers.
+    """
+
+    seed: int = 0
+    done: int = 0
+
+    def at(self, step: int) -> AbstractContextManager[None]:
+        """Torch's global generator, seeded for this step of the plan."""
+        return global_generator(mixed(self.seed, self.done + step))
+
+
+NO_STREAM = StepStream()
+
+
+def layer_stream(seed: int, device: int, number: int) -> StepStream:
+    """The stream of a task's random layers, independent of when and where it is trained."""
+    return StepStream(mixed(seed, LAYER_STREAM, device, number))
 
 
 def task_rng(seed: int, device: int, number: int) -> torch.Generator:
@@ -103,8 +132,12 @@ def local_update(
     functional: bool = False,
     ragged: bool = False,
     weighted: bool = False,
+    stream: StepStream = NO_STREAM,
 ) -> Tensor:
     """`params` after training on (x, y) by `spec` and `plan`; the arguments are not changed.
+
+    If devices keep buffers of their own, these follow the parameters in the result
+    (`FlatModel.extended`). `stream` seeds the random layers.
 
     `on_gradient(gradient, step)` replaces each gradient after clipping and averaging and before
     the optimiser; with `last_layer_only` it gets the coordinates of the output layer alone.
@@ -115,10 +148,11 @@ def local_update(
     With `weighted` the mask holds weights, as it always does in a functional run.
     """
     if not functional and not weighted and on_gradient is None:
-        return resumed_update(model, params, params, None, x, y, spec, plan)[0]
+        return resumed_update(model, params, params, None, x, y, spec, plan, stream)[0]
     return _train(
-        model, params, params, None, x, y, spec, plan, on_gradient, functional, ragged, weighted
-    )[0]
+        model, params, params, None, x, y, spec, plan, stream, on_gradient, functional, ragged,
+        weighted,
+    )[0]  # fmt: skip
 
 
 def resumed_update(
@@ -130,6 +164,7 @@ def resumed_update(
     y: Tensor,
     spec: TrainSpec,
     plan: Plan,
+    stream: StepStream = NO_STREAM,
 ) -> tuple[Tensor, OptimizerState]:
     """Parameters and optimiser state after the steps of `plan`, resuming an earlier training.
 
@@ -138,7 +173,7 @@ def resumed_update(
     """
     if model.kernel is not None and model.kernel.covers(spec):
         return model.kernel.train(params, anchor, state, x, y, spec, plan)
-    return _train(model, params, anchor, state, x, y, spec, plan)
+    return _train(model, params, anchor, state, x, y, spec, plan, stream)
 
 
 def _train(
@@ -150,6 +185,7 @@ def _train(
     y: Tensor,
     spec: TrainSpec,
     plan: Plan,
+    stream: StepStream,
     on_gradient: Hook | None = None,
     functional: bool = False,
     ragged: bool = False,
@@ -157,10 +193,12 @@ def _train(
 ) -> tuple[Tensor, OptimizerState]:
     plain = not functional and not weighted
     step_of = optimizer_step(spec.optimizer)
-    span = model.head if spec.last_layer_only else slice(0, model.layout.size)
-    whole = params if functional else params.detach().clone()
+    span = model.head if spec.last_layer_only else slice(0, model.layout.trained)
+    whole = params if functional else model.extended(params.detach()).clone()
     base, moving = anchor[span], whole[span]
-    gradient_at = _gradient_function(model, whole, span, spec, functional)
+    gradient_at = _gradient_function(model, whole, span, spec, functional, stream.done)
+    # With the output layer alone, the layers before it are used as they are.
+    model.set_mode(training=True, statistics=not spec.last_layer_only)
     add = Tensor.add if functional else Tensor.add_
     take = _take_batched if functional else _take
     sizes = plan.mask.sum(1).int().tolist() if plain else None
@@ -172,7 +210,14 @@ def _train(
                 if not sizes[step] and on_gradient is None:
                     continue  # privacy noise is added even to an empty step
                 index, real = index[: sizes[step]], None
-            gradient = gradient_at(moving, take(x, index), take(y, index), real)
+            if model.traits.mixing and len(index) < 2:
+                # A single example has no variance: the running statistics are used.
+                model.set_mode(True, statistics=False)
+            with stream.at(step) if model.traits.random else nullcontext():
+                gradient = gradient_at(moving, take(x, index), take(y, index), real)
+            if model.traits.mixing and len(index) < 2:
+                model.set_mode(True, statistics=not spec.last_layer_only)
+                model.set_counters(stream.done + step + 1)
             if on_gradient is not None:
                 # The optimiser may work in place; the hook's tensor must not change.
                 gradient = on_gradient(gradient, step).clone()
@@ -189,16 +234,19 @@ def _train(
                     )
                 )
             moving, state = moved, new_state
+    if not functional and model.traits.buffers:
+        model.collect(whole)
     return (_join(whole, moving, span) if functional else whole), state
 
 
 def _gradient_function(
-    model: FlatModel, whole: Tensor, span: slice, spec: TrainSpec, functional: bool
+    model: FlatModel, whole: Tensor, span: slice, spec: TrainSpec, functional: bool, done: int
 ) -> Gradient:
     """The gradient function: clipped per example, functional, or on parameters bound in place."""
 
     def loss_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        return model.objective.mean(model.logits(_join(whole, moving, span), x), y, weights)
+        outputs = model.logits(_join(whole, moving, span), x, training=True)
+        return model.objective.mean(outputs, y, weights)
 
     if spec.clip > 0:
 
@@ -225,7 +273,7 @@ def _gradient_function(
     if functional:
         return torch.func.grad(loss_at)
 
-    bound = model.bind(whole)
+    bound = model.bind(whole, done)
     leaves = [p for p in bound if span.start <= p.storage_offset() < span.stop]
 
     def gradient_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
@@ -253,7 +301,7 @@ def _clipped(
     total = torch.zeros_like(moving)
     for begin in range(0, len(x), rows):
         part = slice(begin, begin + rows)
-        gradients = torch.func.vmap(example_gradient, in_dims=(None, 0, 0))(
+        gradients = torch.func.vmap(example_gradient, in_dims=(None, 0, 0), randomness="different")(
             moving, x[part], y[part]
         )
         norms = torch.linalg.vector_norm(gradients, spec.clip_norm, dim=1)
@@ -287,21 +335,45 @@ def _join(whole: Tensor, moving: Tensor, span: slice) -> Tensor:
     return torch.cat([whole[: span.start], moving, whole[span.stop :]])
 
 
+# Layers of torch without a batched form: vmap runs them one by one, several times slower.
+UNBATCHED = (nn.LSTM, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
 def reason_not_to_batch(model: FlatModel) -> str | None:
-    """Why training under vmap fails for this network, found by training two; None if it works."""
+    """Why several of these networks are not trained at once under vmap; None if they can be.
+
+    Known from the layers; a network with a user's own layers is tried out.
+    """
+    if reason := model.traits.reason_not_pure:
+        return reason
     if not model.objective.per_example:
         return "its loss gives a mean over the batch, not one value per example"
+    own = model.objective.function is not None
+    for name, part in model.module.named_modules():
+        if isinstance(part, UNBATCHED):
+            return f"{type(part).__name__} at '{name}' has no batched form in torch"
+        own = own or not type(part).__module__.startswith(("torch.nn.", zoo.__name__))
+    return _failed_trial(model) if own else None
+
+
+def _failed_trial(model: FlatModel) -> str | None:
+    """Why training two networks at once fails or is emulated; None if it works."""
     params = torch.stack([model.init(0)] * 2)
-    x = torch.zeros(2, 1, *model.input_shape)
-    y = model.objective.placeholder(2, 1)
+    x, y = torch.stack([model.example(1)] * 2), model.objective.placeholder(2, 1)
     plan = Plan(torch.zeros(2, 1, 1, dtype=torch.int64), torch.ones(2, 1, 1))
 
     def train(params: Tensor, x: Tensor, y: Tensor, order: Tensor, mask: Tensor) -> Tensor:
         plan = Plan(order, mask)
         return local_update(model, params, x, y, TrainSpec(), plan, functional=True, ragged=True)
 
-    try:
-        torch.func.vmap(train)(params, x, y, *plan)
-    except Exception as error:  # whatever a user's network does under vmap
-        return f"its network cannot be batched: {first_line(error)}"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            torch.func.vmap(train)(params, x, y, *plan)
+        except Exception as error:  # whatever a user's network does under vmap
+            return f"its network cannot be batched: {first_line(error)}"
+    for warning in warned:
+        if "batching rule" in str(warning.message):
+            found = re.search(r"aten::\w+", str(warning.message))
+            return f"{found.group() if found else 'an operation'} has no batched form in torch"
     return None

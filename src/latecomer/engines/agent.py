@@ -10,7 +10,7 @@ from torch import Tensor
 
 from latecomer.core.messages import Offer, ServingSettings, Task, Update
 from latecomer.core.submodel import Submodel, name_of
-from latecomer.device.client import LEDGER, Client
+from latecomer.device.client import BUFFERS, LEDGER, Client
 from latecomer.device.deployed_model import DeployedModel, load_deployed_model, save_deployed_model
 from latecomer.device.disk import DeviceDisk, DeviceState, OpenTask
 from latecomer.device.flat import FlatModel
@@ -162,11 +162,13 @@ class Agent:
         """The message of this update, after it has been stored."""
         answered = replace(state, answered=key, answer=update, answer_base=base, open_task=None)
         self.disk.save(answered)
-        self._store_model(task, update, settings)
+        self._store_model(task, update, settings, state.memory.get(BUFFERS))
         return encode_update(update, key, base)
 
-    def _store_model(self, task: Task, update: Update, settings: ServingSettings) -> None:
-        """Store the model to be used until the next task.
+    def _store_model(
+        self, task: Task, update: Update, settings: ServingSettings, buffers: Tensor | None
+    ) -> None:
+        """Store the model to be used until the next task, with the `buffers` of this device.
 
         Class prior and output bias belong to the task's own model and are left out if training
         started from an offer.
@@ -175,6 +177,8 @@ class Agent:
         if 0 < update.choice <= len(task.offers):
             settings = replace(settings, class_prior=(), output_bias=())
         name = name_of(task.submodel)
+        if (network := self.networks(task.submodel)) is not None:
+            params = network.extended(params, buffers)
         try:
             save_deployed_model(self.disk.folder, params, name, settings, task.spec)
         except OSError as error:

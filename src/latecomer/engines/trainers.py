@@ -72,6 +72,10 @@ class OneByOne(Stateful):
             due = waiting.pop(number)
             self._ready[due.id] = self.clients[task.device].perform(due, memory)
 
+    def memory_of(self, device: int) -> DeviceMemory:
+        """The tensors that the device keeps between its tasks."""
+        return self._memory.get(device, {})
+
     def forget(self, task_id: int) -> None:
         """Drop a task whose update will not be requested."""
         self._ready.pop(task_id, None)

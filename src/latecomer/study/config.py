@@ -120,6 +120,7 @@ class FleetConfig(Section):
 class ModelConfig(Section):
     name: str = "mlp"
     hidden: Several[int] = (64, 32)
+    buffers: Literal["average", "local"] = "average"
 
     @field_validator("hidden")
     @classmethod

@@ -98,7 +98,7 @@ class Deployment:
             self._save()
             if self.networks is not None:
                 lineages = sorted(self.server.clusters())
-                write_models(self.folder, self.server, lineages, self.networks.whole.layout)
+                write_models(self.folder, self.server, lineages, self.networks.whole)
         finally:
             self.events.file.close()
             self.lock.close()

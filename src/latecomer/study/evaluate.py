@@ -5,7 +5,7 @@ stopping the validation parts (`tests/study/test_leak.py`).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from latecomer.core.messages import ServingSettings
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel, name_of, take
 from latecomer.data.federated_dataset import Examples
+from latecomer.device.client import BUFFERS
 from latecomer.device.flat import FlatModel
 from latecomer.device.personalisation import personalise, subsample
 from latecomer.study.experiment import Experiment
@@ -30,6 +31,8 @@ class Evaluator:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
+        # The tensors that a device keeps between its tasks; set by the run.
+        self.memory_of: Callable[[int], Mapping[str, Tensor]] = lambda device: {}
         devices = range(len(experiment.federation.clients))
         self._tested = [d for d in devices if len(experiment.data.test_of(d).y)]
         self._trained = [d for d in devices if len(experiment.federation.clients[d].train.y)]
@@ -67,17 +70,20 @@ class Evaluator:
     @torch.no_grad()
     def local_test(self, server: Server, time: float = 0.0) -> LocalScores:
         """Scores of each device's personalised model on the device's test part of that time."""
-        groups: dict[tuple[str, str], list[int]] = {}
+        groups: dict[tuple[str, str, int], list[int]] = {}
+        alone = self.experiment.model.keeps_buffers  # devices have different models
         for device in self._tested:
-            key = (server.lineage_of(device), name_of(server.submodel_of(device)))
+            width = name_of(server.submodel_of(device))
+            key = (server.lineage_of(device), width, device if alone else 0)
             groups.setdefault(key, []).append(device)
         scoring = self.experiment.scoring
         found: dict[int, Scores] = {}
-        for (lineage, _), devices in groups.items():
+        for (lineage, *_), devices in groups.items():
             tests = [self.experiment.data.test_of(device, time) for device in devices]
             submodel = server.submodel_of(devices[0])
             params = take(server.store.head_params(lineage), submodel)
             settings, network = server.serving_settings(lineage), self._network(submodel)
+            params = network.extended(params, self.memory_of(devices[0]).get(BUFFERS))
             outputs = self._local_logits(network, params, settings, devices, tests, time)
             for device, test, logits in zip(devices, tests, outputs, strict=True):
                 found[device] = scoring.scores([(logits, test.y)], count_loss=False)

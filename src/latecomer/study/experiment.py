@@ -13,6 +13,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.data.drift import concatenate_streams
 from latecomer.data.federated_dataset import Examples, FederatedDataset
+from latecomer.device.checks import check_clipping
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import compiled_kernel
@@ -112,6 +113,10 @@ class Experiment:
         official = self.config.data.test == "official"
         self.data = LocalData(self.federation, drift, official, self.config.seed)
         self._check_privacy()
+        if self.strategy.prepare(self.spec).clip:
+            private = self.config.privacy.epsilon > 0
+            setting = "privacy.where = 'step'" if private else "training.clip"
+            check_clipping(self.model.traits, setting)
         self._check_flower_strategy()
         self._check_that_time_passes()
         if self.config.engine.kernel == "compiled":
@@ -375,7 +380,15 @@ def _networks(config: Config, federation: FederatedDataset, objective: Objective
     shape, outputs = federation.input_shape, federation.num_outputs
     try:
         return build_networks(
-            config.model.name, shape, outputs, config.model.hidden, widths, objective
+            config.model.name,
+            shape,
+            outputs,
+            config.model.hidden,
+            widths,
+            objective,
+            config.model.buffers,
+            config.seed,
+            federation.clients[0].train.x.dtype,
         )
     except BadInput as error:
         if "at width " not in str(error):  # it is the model that is wrong

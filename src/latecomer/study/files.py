@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from latecomer.core.messages import MAIN
 from latecomer.core.outcomes import Logged
-from latecomer.core.params import Layout
 from latecomer.core.server import Server
+from latecomer.device.flat import FlatModel
 from latecomer.errors import BadInput
 
 
@@ -82,9 +82,11 @@ def write_atomically(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def write_models(folder: Path, server: Server, lineages: Iterable[str], layout: Layout) -> None:
-    """model.safetensors for the main lineage, model-LINEAGE.safetensors for every other cluster."""
+def write_models(folder: Path, server: Server, lineages: Iterable[str], model: FlatModel) -> None:
+    """model.safetensors for the main lineage, model-LINEAGE.safetensors for every other cluster.
+
+    The files hold the complete state_dict of the module, frozen parameters included.
+    """
     for lineage in lineages:
         name = "model" if lineage == MAIN else f"model-{lineage}"
-        tensors = layout.unflatten(server.model(lineage))
-        save_file({key: t.clone() for key, t in tensors.items()}, folder / f"{name}.safetensors")
+        save_file(model.state_dict(server.model(lineage)), folder / f"{name}.safetensors")

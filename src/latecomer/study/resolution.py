@@ -6,6 +6,7 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
+from torch.nn.modules.conv import _ConvNd
 
 from latecomer.core.messages import TrainSpec
 from latecomer.core.strategy import Strategy
@@ -26,6 +27,7 @@ from latecomer.study.config import (
 
 # Below this many local steps in a run, compiling the kernel takes longer than it saves.
 WORTH_COMPILING = 30_000
+ALWAYS_BATCHED = 10_000  # parameters of a network up to which a batch is faster
 
 
 def resolved_levels(settings: SubmodelsConfig, recipe: Recipe) -> SubmodelsConfig:
@@ -158,9 +160,26 @@ class Resolution:
             return "plain", "devices with a privacy ledger train one task at a time"
         if self.strategy.prepare(self.spec).needs_memory:
             return "plain", "devices that keep state between tasks train one task at a time"
+        if slower := self._reason_batching_is_slower():
+            return "plain", slower
         if self.batching_problem:
             return "plain", self.batching_problem
         return "batched", compiled if isinstance(compiled, str) else "few steps"
+
+    def _reason_batching_is_slower(self) -> str | None:
+        """Why a batch takes longer than its tasks one by one; None if it does not.
+
+        By measurement (docs/speed.md): the time of a batched step is 0.4 + parameters / 90,000 of
+        that of plain ones, and every task of a batch takes as many steps as the longest.
+        """
+        whole, sizes = self.networks.whole, self._trained_sizes
+        if any(isinstance(part, _ConvNd) for part in whole.module.modules()):
+            return "convolutions with different weights are slower in one batch"
+        if whole.layout.size <= ALWAYS_BATCHED:
+            return None
+        steps = [-(-n // self.spec.batch_size) for n in sizes]
+        time = (0.4 + whole.layout.size / 90_000) * max(steps) / float(np.mean(steps))
+        return "a batch of networks of this size takes longer than one by one" if time > 1 else None
 
     def _compiled_kernel(self) -> CompiledKernel | str:
         """The kernel, if it covers the strategy's training program; else the reason."""

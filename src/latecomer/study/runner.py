@@ -143,6 +143,7 @@ class _Run:
         self.server = experiment.server()
         self.engine = experiment.engine(self.server)
         self.engine.on_note = self._log
+        self.evaluator.memory_of = self.engine.trainer.memory_of
         self.bounds = experiment.bounds(self.server.strategy)
         self.checkpoints = Checkpoints(folder / "checkpoint")
         self.evaluated = (-1, -1)  # updates and version of the last evaluation
@@ -331,9 +332,8 @@ class _Run:
 
     def _finish(self, reason: str) -> dict[str, Any]:
         wall = self._wall()
-        layout = self.experiment.model.layout
         lineages = used_lineages(self.experiment, self.server)
-        write_models(self.folder, self.server, lineages, layout)
+        write_models(self.folder, self.server, lineages, self.experiment.model)
         summary = self._summary(reason, wall)
         self.sinks.end(flatten(summary))
         self._close()

@@ -17,7 +17,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from latecomer.core.messages import Contribution
-from latecomer.core.strategy import Stateful, Strategy
+from latecomer.core.strategy import ServerView, Stateful, Strategy
+from latecomer.device.flat import FlatModel
 from latecomer.strategies.options import Positive
 from latecomer.strategies.papers.fedavg import fedavg
 from latecomer.strategies.parts.merging import Epochs, moved, trained_by
@@ -41,10 +42,10 @@ class ServerOptimiser(Stateful):
     The pseudo-gradient is the sum of the weighted deltas over the sum of the weights (`mean`) or
     over their number. `factor` is computed from the contributions. A coordinate that none of them
     covers keeps its value and its moments. A new lineage starts with its parent's moments; those of
-    an absorbed lineage are dropped.
+    an absorbed lineage are dropped. Buffers of the network (BatchNorm) are averaged instead.
     """
 
-    kept = ("_moments",)
+    kept = ("_moments", "_trained")
 
     def __init__(
         self,
@@ -54,6 +55,12 @@ class ServerOptimiser(Stateful):
     ) -> None:
         self.optimiser, self.mean, self.factor = optimiser, mean, factor
         self._moments: dict[str, Moments] = {}
+        self._trained: int | None = None  # values of the model that are parameters; None: all
+
+    def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
+        network = view.network(None)
+        if isinstance(network, FlatModel) and network.layout.buffers:
+            self._trained = network.layout.trained
 
     def __call__(
         self, lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float
@@ -66,6 +73,9 @@ class ServerOptimiser(Stateful):
         if covered is not None:
             new = tuple(torch.where(covered, n, o) for n, o in zip(new, old, strict=True))
             result = torch.where(covered, result, head)
+        if self._trained is not None:
+            average = moved(head, contributions, mean=True, step=1.0)
+            result[self._trained :] = average[self._trained :]
         self._moments[lineage] = new
         return result
 

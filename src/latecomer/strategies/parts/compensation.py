@@ -290,7 +290,7 @@ class InversionCompensator(Observer):
         if size not in self._flops:
             from torch.utils.flop_counter import FlopCounterMode
 
-            params, x = model.init(0), torch.zeros(1, *model.input_shape)
+            params, x = model.init(0), model.example(1)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 model.logits(params, x)
             self._flops[size] = float(counter.get_total_flops())

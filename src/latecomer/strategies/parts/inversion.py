@@ -187,8 +187,12 @@ def reason_not_to_invert(network: FlatModel) -> str | None:
 
 
 def _reason_not_to_estimate(network: FlatModel) -> str | None:
-    """Why targets of this objective cannot be estimated from an update; None if they can."""
+    """Why examples cannot be estimated from an update, as far as layers and objective tell."""
     objective = network.objective
+    if reason := network.traits.reason_not_pure:
+        return reason
+    if not network.input_dtype.is_floating_point:
+        return "its inputs are integers"
     if objective.function is not None:
         return "updates of a loss of your own cannot be inverted"
     # With numbers as targets the loss has no bound: training on the estimate can diverge.
@@ -211,7 +215,7 @@ def _batch_limit(network: FlatModel, size: int, steps: int) -> int:
             if not list(part.children())
         ]
         with torch.no_grad():
-            network.logits(network.init(0), torch.zeros(1, *network.input_shape))
+            network.logits(network.init(0), network.example(1))
         for handle in handles:
             handle.remove()
         _ACTIVATIONS[network] = sum(sizes)

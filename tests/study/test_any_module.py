@@ -1,0 +1,97 @@
+"""Runs with networks of every kind: they learn, resume to the same bits, and save whole models."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinds_of_networks import KINDS
+from latecomer.errors import BadInput
+from latecomer.study.config import Config, parse
+from latecomer.study.experiment import Experiment
+from latecomer.study.runner import resume_run, start_run
+from study.test_resume import start_and_kill
+
+
+def config(kind: str, **sections: dict[str, object]) -> Config:
+    tree: dict[str, dict[str, object]] = {
+        "data": {"source": "digits", "partition": "iid"},
+        "fleet": {"devices": 6, "profile": "tiers"},
+        "model": {"name": f"kinds_of_networks:{kind}"},
+        "training": {"local_epochs": 1, "lr": 0.2, "momentum": 0.5},
+        "strategy": {"name": "fedbuff", "size": 3},
+        "stop": {"updates": 60},
+        "checkpoint": {"every": 10},
+    }
+    for name, section in sections.items():
+        tree[name] = {**tree.get(name, {}), **section}
+    return parse(tree)
+
+
+@pytest.mark.parametrize(
+    ("kind", "buffers"),
+    [*((kind, "average") for kind in KINDS), ("batchnorm", "local"), ("both", "local")],
+)
+def test_a_run_learns_and_resumes_to_the_same_model(
+    kind: str, buffers: str, tmp_path: Path
+) -> None:
+    given = config(kind, model={"buffers": buffers})
+    whole = start_run(given, tmp_path / "whole")
+    start_and_kill(given, tmp_path / "killed", 33)
+    resumed = resume_run(tmp_path / "killed")
+    assert resumed["model_hash"] == whole["model_hash"]
+    assert resumed["client_accuracy"] == whole["client_accuracy"]
+    losses = [
+        float(row.split(",")[4])
+        for row in (tmp_path / "whole/metrics.csv").read_text().splitlines()[1:]
+    ]
+    assert losses[-1] < 0.98 * losses[0]
+    module = KINDS[kind]()
+    module.load_state_dict(load_file(tmp_path / "whole/model.safetensors"))
+    experiment = Experiment(given)
+    if buffers == "average":
+        test = experiment.data.central_test(0.0)
+        with torch.no_grad():
+            right = module.eval()(test.x).argmax(1) == test.y
+        assert right.float().mean().item() == pytest.approx(whole["accuracy"], abs=0.01)
+    size = 4 * experiment.model.layout.size
+    assert whole["bytes"]["up"] == size * whole["updates"]
+
+
+def test_local_buffers_serve_their_device(tmp_path: Path) -> None:
+    whole = start_run(config("batchnorm", model={"buffers": "local"}), tmp_path / "run")
+    assert whole["client_accuracy"]["mean"] > 0.5
+    assert whole["accuracy"] > 0.5
+
+
+def test_what_a_strategy_cannot_do_with_a_model_is_said_before_the_run() -> None:
+    tree = config("batchnorm").model_dump(mode="json", exclude_none=True)
+    notes = Experiment(parse({**tree, "strategy": {"name": "feddc"}})).notes
+    assert [note for note in notes if "not compensated, because BatchNorm1d at '2' mixes" in note]
+    notes = Experiment(parse({**tree, "strategy": {"name": "fedavg"}})).notes
+    assert not [note for note in notes if "BatchNorm" in note]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy": {"epsilon": 5.0}}, "privacy.where = 'step' clips the gradient"),
+        ({"training": {"clip": 1.0}}, "training.clip clips the gradient"),
+        ({"engine": {"kernel": "batched"}}, "BatchNorm1d at '2' mixes"),
+    ],
+)
+def test_settings_that_a_model_does_not_allow(changes: dict, words: str) -> None:
+    with pytest.raises(BadInput, match=words) as caught:
+        Experiment(config("batchnorm", **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_updates_and_checkpoints_are_of_the_size_of_what_is_trained(tmp_path: Path) -> None:
+    start_and_kill(config("lora", strategy={"name": "ca2fl", "size": 3}), tmp_path / "run", 30)
+    latest = (tmp_path / "run/checkpoint/latest").read_text()
+    folder = tmp_path / "run/checkpoint" / latest
+    sizes = {t.numel() for t in load_file(folder / "state.safetensors").values()}
+    assert max(sizes) == 4 * (64 + 64) + 4 * (64 + 10)
+    assert json.loads((folder / "state.json").read_text())["format"]
