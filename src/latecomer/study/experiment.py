@@ -369,6 +369,12 @@ def _recipe(config: Config, strategy: Strategy | FlowerStrategy | Build | None) 
     return Recipe(made.name, "made by a function", "", lambda: made)
 
 
+def _input_dtype(federation: FederatedDataset) -> torch.dtype:
+    """float32, or int64 for tokens; one example is read."""
+    first = next((client.train for client in federation.clients if len(client.train.y)), None)
+    return torch.float32 if first is None else first.take(torch.tensor([0])).x.dtype
+
+
 def _networks(config: Config, federation: FederatedDataset, objective: Objective) -> Networks:
     """The network in all widths that devices may train."""
     widths = config.submodels.widths if config.submodels.level != "none" else (1.0,)
@@ -388,7 +394,7 @@ def _networks(config: Config, federation: FederatedDataset, objective: Objective
             objective,
             config.model.buffers,
             config.seed,
-            federation.clients[0].train.x.dtype,
+            _input_dtype(federation),
         )
     except BadInput as error:
         if "at width " not in str(error):  # it is the model that is wrong
