@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "loading": {"errors"},
     "core": {"errors"},
-    "data": {"errors"},
+    "data": {"errors", "loading"},
     "fleet": {"errors"},
     "device": {"errors", "loading", "core"},
     "strategies": {"errors", "loading", "core", "device"},

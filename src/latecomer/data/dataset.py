@@ -297,6 +297,11 @@ class SourceOptions:
     activities: tuple[int, ...] = ()
     length: int = 0  # samples per window
     step: int = 0  # samples between the starts of two windows
+    target: str | tuple[str, ...] = "label"  # the columns to predict
+    subject: str = ""  # the column that names the device
+    columns: tuple[str, ...] = ()  # the columns of the inputs
+    ignore: tuple[str, ...] = ()  # columns that are not inputs
+    size: int = 0  # pixels of an image in both directions
 
     @property
     def given(self) -> tuple[str, ...]:

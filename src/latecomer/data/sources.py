@@ -9,6 +9,8 @@ import numpy as np
 
 from latecomer.data.dataset import Dataset, SourceOptions
 from latecomer.data.extrasensory import read_extrasensory
+from latecomer.data.frames import read_csv, read_parquet
+from latecomer.data.images import read_folder
 from latecomer.data.mnist import read_mnist
 from latecomer.data.npz import read_npz
 from latecomer.data.pamap2 import read_pamap2
@@ -75,6 +77,8 @@ def _digits(path: Path, options: SourceOptions) -> Dataset:
     )
 
 
+TABLE_OPTIONS = ("target", "subject", "columns", "ignore")
+
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
@@ -92,6 +96,31 @@ SOURCES: dict[str, Source] = {
             paper="",
             needs_path=True,
             read=lambda path, options: read_npz(path),
+        ),
+        Source(
+            name="csv",
+            summary="a table of yours: data.target names the column to predict, data.subject the "
+            "one of devices",
+            paper="",
+            needs_path=True,
+            read=read_csv,
+            options=TABLE_OPTIONS,
+        ),
+        Source(
+            name="parquet",
+            summary="the same from a parquet file; needs pyarrow",
+            paper="",
+            needs_path=True,
+            read=read_parquet,
+            options=TABLE_OPTIONS,
+        ),
+        Source(
+            name="folder",
+            summary="images of yours, one folder per class, or per device and class; needs Pillow",
+            paper="",
+            needs_path=True,
+            read=read_folder,
+            options=("size", "variant"),
         ),
         Source(
             name="mnist",

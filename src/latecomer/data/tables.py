@@ -31,7 +31,7 @@ def check_names(option: str, given: Iterable[str], allowed: Collection[str]) -> 
 
 def read_table(path: Path, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     """The result of `read`; an unreadable file raises BadInput with a one-line reason."""
-    if not path.is_file():
+    if not path.exists():
         raise BadInput(f"{path}: no such file")
     try:
         return read()

@@ -60,6 +60,11 @@ class DataConfig(Section):
     activities: Several[int] = ()
     length: int = Field(0, ge=0)
     step: int = Field(0, ge=0)
+    target: str | Several[str] = "label"
+    subject: str = ""
+    columns: Several[str] = ()
+    ignore: Several[str] = ()
+    size: int = Field(0, ge=0)
     min_examples: int = Field(0, ge=0)
     partition: Literal["iid", "dirichlet", "one-class", "by-subject", "time-window"] = "dirichlet"
     alpha: float = Field(0.1, gt=0)
