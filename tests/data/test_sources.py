@@ -50,14 +50,14 @@ def test_a_relative_path_is_looked_up_here_then_in_the_data_folder(
 @pytest.mark.parametrize(
     ("source", "path", "message"),
     [
-        ("cifar", "", r"data source 'cifar' is unknown.* \(allowed: digits, npz, mnist"),
+        ("cifar", "", r"data source 'cifar' is unknown.* \(allowed: digits, npz, csv"),
         ("npz", "", "'npz' needs a path"),
         ("mnist", "", "'mnist' needs a path"),
         ("digits", "digits.npz", "takes no path"),
         ("npz", "a" * 5000, "no such file"),
         ("npz", "a\0b", "no such file"),
         ("npz", "~nobody-of-that-name/a.npz", "no such file"),
-        ("npz", ".", "is a folder"),
+        ("npz", ".", "the array .x. is missing; expected x and y in x.npy"),
     ],
 )
 def test_bad_requests(source: str, path: str, message: str) -> None:

@@ -38,7 +38,7 @@ def load(source: str, path: str = "", options: SourceOptions | None = None) -> D
     """
     options = options or SourceOptions()
     if source not in SOURCES:
-        raise unknown("data source", source, SOURCES)
+        raise unknown("data source", source, SOURCES, "your own as module:callable")
     if path and not SOURCES[source].needs_path:
         raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; remove it")
     if not path and SOURCES[source].needs_path:

@@ -6,6 +6,7 @@ from typing import Any
 
 from latecomer.core.strategy import Strategy
 from latecomer.device.objective import LossFunction
+from latecomer.errors import BadInput
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
 from latecomer.study.advice.advice import Advice
@@ -16,7 +17,7 @@ from latecomer.study.config import Tree, merged, parse, quickstart, read_toml
 from latecomer.study.given import Given
 from latecomer.study.metrics import Metric
 from latecomer.study.results import Comparison, Result
-from latecomer.study.runner import start_run
+from latecomer.study.runner import resume_run, start_run
 
 ConfigLike = Mapping[str, Any] | str | Path | None
 
@@ -28,8 +29,10 @@ def run(
     *,
     loss: LossFunction | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
+    data: object = None,
+    resume: str | Path | None = None,
 ) -> Result:
-    """Run one experiment in a new folder `out`.
+    """Run one experiment in a new folder `out`, or continue the one in the folder `resume`.
 
     `config` is a TOML file or the same as nested dicts (None: the quickstart). `strategy` replaces
     the one that the config names: a name, a `Strategy` built from parts, a function that makes one,
@@ -39,7 +42,20 @@ def run(
     `loss` is a name of `objective.loss`, or a function of outputs and targets that gives a tensor:
     one value per example, or their mean. `metrics` are names, or {name: function} with functions of
     outputs and targets that give a number.
+
+    `data` is one dataset, which `[data]` partitions over devices, or a list with one per device: a
+    pair (x, y) of arrays or tensors, a map-style torch `Dataset`, a pandas frame (with the columns
+    `data.target` and `data.subject`) or a dataset of the package `datasets`. With {"train": ...,
+    "test": ...} the test set is central. To resume a run, give the same objects again.
     """
+    if resume is not None:
+        if config is not None:
+            raise BadInput("resume= takes no config: the run's folder has it")
+        if isinstance(strategy, str) or isinstance(loss, str) or isinstance(metrics, Sequence):
+            raise BadInput("resume= takes no names: the run's folder has them")
+        given = Given(loss, {} if metrics is None else metrics, data)
+        resume_run(Path(resume), strategy=strategy, given=given)
+        return Result(Path(resume))
     tree = _tree(config)
     if isinstance(loss, str):
         tree, loss = _with_objective(tree, "loss", loss), None
@@ -48,7 +64,7 @@ def run(
         tree, metrics = _with_objective(tree, "metrics", named), None
     if isinstance(strategy, str):
         tree, strategy = {**tree, "strategy": {**tree.get("strategy", {}), "name": strategy}}, None
-    given = Given(loss, {} if metrics is None else metrics)
+    given = Given(loss, {} if metrics is None else metrics, data)
     start_run(parse(tree), Path(out), strategy=strategy, given=given)
     return Result(Path(out))
 

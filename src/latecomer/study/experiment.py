@@ -45,7 +45,7 @@ from latecomer.strategies.parts.submodel_levels import (
 from latecomer.strategies.recipe import Build, Recipe, find_recipe, resolve_options
 from latecomer.study.config import Config, GammaDelay, StrategyConfig
 from latecomer.study.given import Given
-from latecomer.study.local_data import LocalData, drift_in_seconds, load_federated
+from latecomer.study.local_data import LocalData, drift_in_seconds, load_federated, read_data
 from latecomer.study.objectives import (
     check_objective,
     objective_notes,
@@ -84,7 +84,9 @@ class Experiment:
         levels = resolved_levels(config.submodels, self.recipe)
         objective_config = with_references(config.objective, given)
         config = config.model_copy(update={"submodels": levels, "objective": objective_config})
-        self.federation: FederatedDataset = load_federated(config, given.loss is not None)
+        dataset, config, self.data_fingerprint = read_data(config, given)
+        self.federation: FederatedDataset = load_federated(config, dataset, given.loss is not None)
+        del dataset  # its rows in memory are copied to the devices
         objective = objective_of(config.objective, self.federation, given)
         self.networks: Networks = _networks(config, self.federation, objective)
         self.model: FlatModel = self.networks.whole

@@ -18,6 +18,7 @@ class Given:
 
     loss: LossFunction | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    data: object = None  # see latecomer.data.given
 
     def __post_init__(self) -> None:
         if self.loss is not None and not callable(self.loss):

@@ -7,24 +7,48 @@ from latecomer.data.dataset import Dataset, SourceOptions, drop_rare_classes, ne
 from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, concatenate_streams
 from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
+from latecomer.data.given import from_objects, load_given
 from latecomer.data.sources import load
 from latecomer.data.stored import StoredInputs
 from latecomer.device.models import MODELS
 from latecomer.errors import BadInput
 from latecomer.fleet.late import choose_late
 from latecomer.study.config import Config, DataConfig, DriftConfig
+from latecomer.study.given import GIVEN, Given, check_reference
 from latecomer.study.objectives import with_targets
 
 TEST_SHARE = 0.2  # of a device's examples, after its training and validation parts
 
 
-def load_federated(config: Config, own_loss: bool = False) -> FederatedDataset:
-    """The dataset of the config, split over devices into training, validation and test parts.
+def read_data(config: Config, given: Given) -> tuple[Dataset, Config, str]:
+    """The data given in Python, or of `data.source`; the config; and a fingerprint if given.
+
+    The config has the partition and the test set that are part of the data: by-subject for one
+    dataset per device, official for a central test set.
+    """
+    data = config.data
+    if given.data is None and ":" not in data.source:
+        return load(data.source, data.path, source_options(data)), config, ""
+    if given.data is None:
+        check_reference("data.source", data.source)
+        found = load_given(data.source, source_options(data), data.path, config.seed)
+    else:
+        found = from_objects(given.data, source_options(data))
+    update = {
+        "source": data.source if given.data is None else f"{GIVEN}data",
+        "partition": found.partition or data.partition,
+        "test": found.test or data.test,
+    }
+    config = config.model_copy(update={"data": data.model_copy(update=update)})
+    return found.dataset, config, "" if given.data is None else found.fingerprint()
+
+
+def load_federated(config: Config, dataset: Dataset, own_loss: bool = False) -> FederatedDataset:
+    """The dataset, split over devices into training, validation and test parts.
 
     `own_loss`: the loss was given in Python, whatever `objective.loss` says.
     """
     data = config.data
-    dataset = load(data.source, data.path, source_options(data))
     if config.model.name in MODELS:  # they take numbers; integers may be tokens for other models
         dataset = dataset.with_float_inputs()
     dataset = with_targets(dataset, config.objective, own_loss)

@@ -76,11 +76,22 @@ def start_run(
     with FolderLock(folder), _errors_in_one_line(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
         write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
+        if experiment.data_fingerprint:
+            kept = {"fingerprint": experiment.data_fingerprint}
+            write_atomically(folder / "data.json", json.dumps(kept) + "\n")
         return _Run(experiment, folder, progress or Silent()).to_the_end()
 
 
-def resume_run(folder: Path, progress: Silent | None = None) -> dict[str, Any]:
-    """Continue from the last checkpoint of a run; a finished run is only read."""
+def resume_run(
+    folder: Path,
+    progress: Silent | None = None,
+    strategy: Strategy | FlowerStrategy | Build | None = None,
+    given: Given | None = None,
+) -> dict[str, Any]:
+    """Continue from the last checkpoint of a run; a finished run is only read.
+
+    What was given in Python at the start must be given again.
+    """
     if not (folder / "config.toml").is_file() or not (folder / "config.toml").stat().st_size:
         raise BadInput(f"{folder}: no run to resume here (it has no config.toml)")
     summary = folder / "summary.json"
@@ -88,9 +99,22 @@ def resume_run(folder: Path, progress: Silent | None = None) -> dict[str, Any]:
         return read_json(summary)
     config = load_config(folder / "config.toml")
     check_sinks(config.log.sinks)
-    experiment = Experiment(config)
+    experiment = Experiment(config, strategy, given)
+    _check_fingerprint(folder, experiment)
     with FolderLock(folder), _errors_in_one_line(folder):
         return _Run(experiment, folder, progress or Silent()).to_the_end()
+
+
+def _check_fingerprint(folder: Path, experiment: Experiment) -> None:
+    """BadInput if the data given in Python are not those with which the run began."""
+    path = folder / "data.json"
+    began_with = read_json(path)["fingerprint"] if path.is_file() else ""
+    if experiment.data_fingerprint != began_with:
+        raise BadInput(
+            f"{folder}: the data given are not those with which the run began; give the same"
+            if began_with
+            else f"{folder}: the run reads its data from data.source; resume it without data"
+        )
 
 
 def _fleet(experiment: Experiment) -> dict[str, Any]:
