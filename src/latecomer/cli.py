@@ -301,6 +301,26 @@ def check(
     typer.echo(experiment.config.to_toml(), nl=False)
 
 
+@app.command()
+def data(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML config; without one the quickstart's data.")
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="A picture: .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Show the data of a config: shapes, targets, examples of each device, late devices."""
+    from latecomer.study.data_view import data_view, write_picture
+
+    view = data_view(_config(config, settings))
+    for line in view.lines():
+        typer.echo(line)
+    if out is not None:
+        typer.echo(f"\npicture: {write_picture(view, out)}")
+
+
 def _config(path: Path | None, settings: list[str] | None) -> Any:
     from latecomer.study.config import parse, quickstart, read_toml, with_settings
 

@@ -94,6 +94,19 @@ def test_one_label_as_a_task(tmp_path: Path) -> None:
     assert data.y.tolist() == [0, 1]
 
 
+def test_all_labels_at_once(tmp_path: Path) -> None:
+    two_users(tmp_path)
+    data = load("extrasensory", str(tmp_path), SourceOptions(label="all"))
+    assert data.class_names == tuple(LABELS)
+    assert data.y.shape == (5, 51)
+    assert data.subject is not None
+    assert data.subject.tolist() == ["A", "A", "B", "B", "B"]
+    walking, indoors = LABELS.index("FIX_walking"), LABELS.index("OR_indoors")
+    np.testing.assert_array_equal(data.y[:, walking], [1, 1, np.nan, np.nan, 1])
+    np.testing.assert_array_equal(data.y[:, indoors], [0, 1, np.nan, np.nan, np.nan])
+    assert data.notes[0] == "1 of 6 rows have no label and are dropped"
+
+
 def test_a_choice_of_sensors(tmp_path: Path) -> None:
     two_users(tmp_path)
     options = SourceOptions(sensors=("watch-compass", "time-of-day"))

@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latecomer.data.dataset import Dataset, SourceOptions
+from latecomer.data.dataset import Dataset, SourceOptions, Targets
 from latecomer.data.tables import check_names, read_table
 from latecomer.errors import BadInput, unknown
 
 FILE_SUFFIX = ".features_labels.csv.gz"
 COLUMNS = 278
+ALL_LABELS = "all"
 
 # Sensor -> first part of the names of its columns.
 SENSORS = {
@@ -61,7 +62,7 @@ class _User:
 
     name: str
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: Targets
     unlabelled: int
     ambiguous: int
 
@@ -71,25 +72,28 @@ def read_extrasensory(path: Path, options: SourceOptions) -> Dataset:
 
     Without `options.label` the classes are the six main activities, and rows with none or several
     of them are dropped. With it the classes are that label absent or present, and rows where it
-    is missing are dropped.
+    is missing are dropped. With the label "all" the targets are all labels at once, 1 or 0, or NaN
+    where a label is missing; rows without any are dropped.
     """
     files = _files(path)
     header = _header(files[0])
     features = _features(files[0], header, options.sensors or PAPER_SENSORS)
     labels = _labels(files[0], header, options.label)
-    users = [_read(file, header, features, labels) for file in files]
+    several = options.label == ALL_LABELS
+    users = [_read(file, header, features, labels, several) for file in files]
     kept = [user for user in users if len(user.y)]
     if not kept:
-        raise BadInput(f"{path}: no row of any user has a usable label ({', '.join(labels)})")
+        wanted = "any of all" if several else ", ".join(labels)
+        raise BadInput(f"{path}: no row of any user has a usable label ({wanted})")
     x = np.concatenate([user.x for user in kept])
     observed = ~np.isnan(x).all(axis=0)
     unobserved = [name for name, kept in zip(features, observed, strict=True) if not kept]
-    short = [name.removeprefix("label:") for name in labels]
+    short = tuple(name.removeprefix("label:") for name in labels)
     return Dataset(
         x=x[:, observed],
         y=np.concatenate([user.y for user in kept]),
         subject=np.repeat([user.name for user in kept], [len(user.y) for user in kept]),
-        class_names=tuple(short) if len(short) > 1 else (f"not {short[0]}", short[0]),
+        class_names=short if len(short) > 1 else (f"not {short[0]}", short[0]),
         notes=tuple(_notes(users, unobserved)),
         where=str(path),
     )
@@ -134,17 +138,19 @@ def _sensor(column: str) -> str | None:
 
 def _labels(path: Path, header: Sequence[str], label: str) -> list[str]:
     known = [name.removeprefix("label:") for name in header if name.startswith("label:")]
+    if label == ALL_LABELS:
+        return [f"label:{name}" for name in known]
     wanted = [label] if label else list(MAIN_ACTIVITIES)
     for name in wanted:
         if name not in known:
             if label:
-                raise unknown("data.label", name, known)
+                raise unknown("data.label", name, [ALL_LABELS, *known])
             raise BadInput(f"{path}: the column 'label:{name}' is missing")
     return [f"label:{name}" for name in wanted]
 
 
 def _read(
-    path: Path, header: Sequence[str], features: Sequence[str], labels: Sequence[str]
+    path: Path, header: Sequence[str], features: Sequence[str], labels: Sequence[str], several: bool
 ) -> _User:
     table = read_table(path, lambda: pd.read_csv(path, low_memory=False))
     if list(table.columns) != list(header):
@@ -156,20 +162,24 @@ def _read(
     values = _numbers(path, table, labels)
     if not np.isin(values[~np.isnan(values)], (0, 1)).all():
         raise BadInput(f"{path}: a label is neither 0, 1 nor missing")
-    if len(labels) == 1:
+    y: Targets
+    if several:
+        known = ~np.isnan(values).all(axis=1)
+        ambiguous, y = np.zeros_like(known), values
+    elif len(labels) == 1:
         known = ~np.isnan(values[:, 0])
-        several = np.zeros_like(known)
+        ambiguous = np.zeros_like(known)
         y = np.nan_to_num(values[:, 0]).astype(np.int64)
     else:
         count = np.nansum(values, axis=1)
-        known, several = count == 1, count > 1
+        known, ambiguous = count == 1, count > 1
         y = np.nan_to_num(values).argmax(axis=1)
     return _User(
         name=path.name.removesuffix(FILE_SUFFIX),
         x=_numbers(path, table, features)[known],
         y=y[known],
-        unlabelled=int((~known & ~several).sum()),
-        ambiguous=int(several.sum()),
+        unlabelled=int((~known & ~ambiguous).sum()),
+        ambiguous=int(ambiguous.sum()),
     )
 
 

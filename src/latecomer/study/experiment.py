@@ -32,7 +32,7 @@ from latecomer.fleet.fleet import (
     task_seconds,
     with_lateness,
 )
-from latecomer.fleet.late import choose_late, lateness_from_epochs
+from latecomer.fleet.late import lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.submodel_widths import widths_by_speed
 from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
@@ -45,7 +45,13 @@ from latecomer.strategies.parts.submodel_levels import (
 from latecomer.strategies.recipe import Build, Recipe, find_recipe, resolve_options
 from latecomer.study.config import Config, GammaDelay, StrategyConfig
 from latecomer.study.given import Given
-from latecomer.study.local_data import LocalData, drift_in_seconds, load_federated, read_data
+from latecomer.study.local_data import (
+    LocalData,
+    drift_in_seconds,
+    late_devices,
+    load_federated,
+    read_data,
+)
 from latecomer.study.objectives import (
     check_objective,
     objective_notes,
@@ -85,7 +91,7 @@ class Experiment:
         objective_config = with_references(config.objective, given)
         config = config.model_copy(update={"submodels": levels, "objective": objective_config})
         dataset, config, self.data_fingerprint = read_data(config, given)
-        self.federation: FederatedDataset = load_federated(config, dataset, given.loss is not None)
+        self.federation: FederatedDataset = load_federated(config, dataset)
         del dataset  # its rows in memory are copied to the devices
         objective = objective_of(config.objective, self.federation, given)
         self.networks: Networks = _networks(config, self.federation, objective)
@@ -188,10 +194,7 @@ class Experiment:
         delay = late.delay.gamma if isinstance(late.delay, GammaDelay) else late.delay
         if not delay:
             return fleet
-        counts = self.federation.class_counts().numpy()
-        chosen = self.federation.holders or choose_late(
-            counts, late.classes, late.devices, config.seed
-        )
+        chosen = late_devices(config, self.federation)
         if self.recipe.punctual:
             delay = 0.0  # still listed as late, for the metrics of these devices
         passes = [n * self.spec.local_epochs for n in self._sizes]

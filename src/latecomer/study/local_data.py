@@ -28,7 +28,8 @@ def read_data(config: Config, given: Given) -> tuple[Dataset, Config, str]:
     """
     data = config.data
     if given.data is None and ":" not in data.source:
-        return load(data.source, data.path, source_options(data)), config, ""
+        dataset = load(data.source, data.path, source_options(data))
+        return _prepared(config, dataset, given.loss is not None), config, ""
     if given.data is None:
         check_reference("data.source", data.source)
         found = load_given(data.source, source_options(data), data.path, config.seed)
@@ -40,20 +41,26 @@ def read_data(config: Config, given: Given) -> tuple[Dataset, Config, str]:
         "test": found.test or data.test,
     }
     config = config.model_copy(update={"data": data.model_copy(update=update)})
-    return found.dataset, config, "" if given.data is None else found.fingerprint()
+    fingerprint = "" if given.data is None else found.fingerprint()
+    return _prepared(config, found.dataset, given.loss is not None), config, fingerprint
 
 
-def load_federated(config: Config, dataset: Dataset, own_loss: bool = False) -> FederatedDataset:
-    """The dataset, split over devices into training, validation and test parts.
+def _prepared(config: Config, dataset: Dataset, own_loss: bool) -> Dataset:
+    """The dataset with the types that model and objective need, without rare classes.
 
     `own_loss`: the loss was given in Python, whatever `objective.loss` says.
     """
-    data = config.data
     if config.model.name in MODELS:  # they take numbers; integers may be tokens for other models
         dataset = dataset.with_float_inputs()
     dataset = with_targets(dataset, config.objective, own_loss)
-    dataset = drop_rare_classes(dataset, data.min_examples)
+    dataset = drop_rare_classes(dataset, config.data.min_examples)
     _check_classes(config, dataset)
+    return dataset
+
+
+def load_federated(config: Config, dataset: Dataset) -> FederatedDataset:
+    """The dataset, split over devices into training, validation and test parts."""
+    data = config.data
     return federate(
         dataset,
         partition=data.partition,
@@ -70,6 +77,17 @@ def load_federated(config: Config, dataset: Dataset, own_loss: bool = False) -> 
         exclusive=_exclusive_classes(config, dataset),
         seed=config.seed,
     )
+
+
+def late_devices(config: Config, federation: FederatedDataset) -> tuple[int, ...]:
+    """The devices of `fleet.late`, in ascending order; none without a delay."""
+    late = config.fleet.late
+    if not late.delay:
+        return ()
+    if federation.holders:
+        return federation.holders
+    counts = federation.class_counts().numpy()
+    return choose_late(counts, late.classes, late.devices, config.seed)
 
 
 def source_options(data: DataConfig) -> SourceOptions:
