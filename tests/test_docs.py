@@ -59,7 +59,7 @@ def test_what_the_program_points_at_is_there():
             assert (ROOT / path).is_file(), f"{source.name}: {path}"
             assert not fragment or fragment in anchors(ROOT / path), f"{source.name}: {fragment}"
             seen += 1
-    assert seen > 40
+    assert seen > 10
 
 
 def test_the_tests_that_pages_name_are_there():

@@ -81,7 +81,8 @@ def run(
         return
     console.print(summary_table(summary))
     for warning in summary["warnings"]:
-        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+        if warning not in progress.warnings:
+            console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
     console.print(f"results: {folder}\nreport:  {report}", highlight=False, soft_wrap=True)
 
 
@@ -160,7 +161,7 @@ def advise(
         ),
     ] = None,
     trying: Annotated[
-        bool, typer.Option("--try", help="Race the suggestions; the same --out continues.")
+        bool, typer.Option("--try", help="Tune and compare them; the same --out continues.")
     ] = False,
     settings: Settings = None,
     seeds: Seeds = "1,2,3",
@@ -173,7 +174,7 @@ def advise(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print advice.json alone.")] = False,
 ) -> None:
-    """Name the main problem of a scenario or a run, and strategies and settings to try."""
+    """Name the measured problems of a scenario or a run, and strategies and settings to try."""
     from latecomer.study.advice.command import advise_on
 
     folder = out
@@ -181,6 +182,25 @@ def advise(
         folder = _run_folder(f"advise-{what.stem if what else 'quickstart'}")
     numbers = _listed(seeds, "--seeds", int) if trying else None
     advise_on(what, settings or [], folder, numbers, jobs, target, audience, as_json)
+
+
+@app.command()
+def tune(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML config; without one the quickstart.")
+    ] = None,
+    settings: Settings = None,
+    seeds: Seeds = "1,2",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for tune.json; the same one continues.")
+    ] = None,
+    jobs: Jobs = 1,
+) -> None:
+    """Find a learning rate: short runs of the configured strategy over a grid of training.lr."""
+    from latecomer.study.advice.command import tune_rate
+
+    folder = out or _run_folder(f"tune-{config.stem if config else 'quickstart'}")
+    tune_rate(config, settings or [], folder, _listed(seeds, "--seeds", int), jobs)
 
 
 studies = typer.Typer(help="Whole studies on your own data.", no_args_is_help=True)

@@ -1,5 +1,6 @@
 """The Python interface: `run`, `compare` and `advise`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,23 @@ from latecomer.device.objective import LossFunction
 from latecomer.errors import BadInput
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
-from latecomer.study.advice.advice import Advice
+from latecomer.study.advice.advice import Advice, scenario, subject
 from latecomer.study.advice.advice import advise as advise_on
-from latecomer.study.advice.subject import scenario, subject
 from latecomer.study.compare import compare as compare_all
 from latecomer.study.config import Tree, merged, parse, quickstart, read_toml
 from latecomer.study.given import Given
 from latecomer.study.metrics import Metric
 from latecomer.study.results import Comparison, Result
-from latecomer.study.runner import resume_run, start_run
+from latecomer.study.runner import Silent, resume_run, start_run
 
 ConfigLike = Mapping[str, Any] | str | Path | None
+
+
+class _Logged(Silent):
+    """Warnings of a run go to the logger `latecomer`, which prints them unless configured."""
+
+    def warned(self, text: str) -> None:
+        logging.getLogger("latecomer").warning(text)
 
 
 def run(
@@ -65,7 +72,7 @@ def run(
     if isinstance(strategy, str):
         tree, strategy = {**tree, "strategy": {**tree.get("strategy", {}), "name": strategy}}, None
     given = Given(loss, {} if metrics is None else metrics, data)
-    start_run(parse(tree), Path(out), strategy=strategy, given=given)
+    start_run(parse(tree), Path(out), _Logged(), strategy, given)
     return Result(Path(out))
 
 
@@ -82,10 +89,11 @@ def compare(
 
 
 def advise(what: ConfigLike = None) -> Advice:
-    """What dominates in a scenario or a finished run, and which strategies to try.
+    """The problems of a scenario or a finished run, and which strategies to compare.
 
-    `what` is a config as for `run`, or the folder of a run or comparison. `findings` come with the
-    first dominating; each of `suggestions` has a `table` to take as the config's `strategy`.
+    `what` is a config as for `run`, or the folder of a run or comparison. `findings` have their
+    measured effects, the largest first; each of `suggestions` has a `table` to take as the
+    config's `strategy`.
     """
     if isinstance(what, Mapping):
         return advise_on(scenario(what, "config", "latecomer run CONFIG.toml"))

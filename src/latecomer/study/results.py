@@ -126,7 +126,7 @@ def without_nan(value: Any) -> Any:
     """The same value with None for nan and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 

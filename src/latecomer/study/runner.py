@@ -28,6 +28,7 @@ from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically, write_models
 from latecomer.study.given import Given
+from latecomer.study.learning_rate import RateWarning
 from latecomer.study.metrics import LocalScores, Scores
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.signals import signals_handled
@@ -42,9 +43,12 @@ MAX_FAILED_TASKS_PER_DEVICE = 50
 class Silent:
     """Receives the progress of a run and displays nothing; base class of the displays."""
 
+    warnings: tuple[str, ...] = ()  # those that were displayed
+
     def started(self, experiment: Experiment, folder: Path) -> None: ...
     def advanced(self, share: float, updates: int, virtual_seconds: float) -> None: ...
     def evaluated(self, row: Mapping[str, Any]) -> None: ...
+    def warned(self, text: str) -> None: ...
     def finished(self) -> None: ...
 
 
@@ -181,6 +185,11 @@ class _Run:
             scoring.stopping,
             scoring.lower_is_better,
         )
+        self.initial = experiment.model.init(self.config.seed)
+        private = self.config.privacy.epsilon > 0
+        self.rate_warning = RateWarning(
+            self.config.training.lr, len(experiment.clients), noise=private
+        )
         self.sinks = Sinks()
         keep = self.checkpoints.restore(self._restore) or {"events": 0, "metrics": 0}
         self.events = EventLog(folder / "events.jsonl", keep["events"])
@@ -298,6 +307,21 @@ class _Run:
         self.events.file.flush()
         self.sinks.row(row)
         self.progress.evaluated(row)
+        if (loss := self.last["loss"]) is not None:
+            self._check_rate(loss)
+
+    def _check_rate(self, loss: float) -> None:
+        """Warns once, in the log, on the display and in summary.json; the run goes on."""
+        done = self._share(), self.server.accepted, self.totals.refused
+        if text := self.rate_warning.record(loss, self._distance(), *done):
+            self._log(self.engine.now, Note("warning", {"reason": text}))
+            self.progress.warned(text)
+
+    def _distance(self) -> float:
+        """Distance between a model and the initial one over its norm, the largest of all models."""
+        store, norm = self.server.store, max(float(self.initial.norm()), 1e-9)
+        names = {store.resolve(name) for name in used_lineages(self.experiment, self.server)}
+        return max(float((store.head_params(n) - self.initial).norm()) / norm for n in names)
 
     def _log(self, moment: float, outcome: Logged) -> None:
         self.events.write(moment, outcome)
@@ -319,6 +343,7 @@ class _Run:
             "wall": self._wall(),
             "totals": self.totals.state(),
             "early_stopping": self.early_stopping.state(),
+            "rate_warning": self.rate_warning.state(),
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -335,6 +360,7 @@ class _Run:
         self.wall_before = state["wall"]
         self.totals.restore(state["totals"])
         self.early_stopping.restore(state["early_stopping"])
+        self.rate_warning.restore(state["rate_warning"])
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -382,8 +408,10 @@ class _Run:
             self._local_test(),
             wall,
         )
+        found["warnings"] += [self.rate_warning.text] if self.rate_warning.text else []
         found["warnings"] += self.sinks.troubles
         found["warnings"] += [self.checkpoints.fallback] if self.checkpoints.fallback else []
+        found["distance"] = self._distance()
         return {**found, "best": self.early_stopping.best, "ended_by": reason}
 
     def _local_test(self) -> LocalScores:

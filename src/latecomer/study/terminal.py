@@ -76,6 +76,10 @@ class Lines(Silent):
             highlight=False,
         )
 
+    def warned(self, text: str) -> None:
+        self.warnings += (text,)
+        self.console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+
 
 class Bar(Silent):
     """Progress as one bar with text; for terminals."""
@@ -108,6 +112,10 @@ class Bar(Silent):
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
         self._score = f", {_score(self._metric, row)}"
+
+    def warned(self, text: str) -> None:
+        self.warnings += (text,)
+        Lines(self.console).warned(text)
 
     def finished(self) -> None:
         self._bar.stop()

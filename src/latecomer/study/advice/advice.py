@@ -1,27 +1,39 @@
-"""Findings and suggestions for a subject, and advice.json and advice.toml."""
+"""What advice is about (a config, a finished run or comparison), and the advice on it."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from latecomer.errors import BadInput
-from latecomer.strategies.recipe import recipes
-from latecomer.study.advice.race import OnScore, RacePlan, RaceResult, Rung, race, race_result
-from latecomer.study.advice.remedies import Change, Suggestion, change, suggest
-from latecomer.study.advice.rules import Finding, diagnose
-from latecomer.study.advice.subject import Subject
+from latecomer.errors import BadInput, did_you_mean
+from latecomer.strategies.recipe import find_recipe
+from latecomer.study.advice.facts import Facts, Measured
+from latecomer.study.advice.findings import Finding, findings_of
+from latecomer.study.advice.measured import comparison_results, measured
+from latecomer.study.advice.scenario import profile
+from latecomer.study.advice.suggestions import Change, Suggestion, changes_for, suggest
+from latecomer.study.config import Config, Tree, parse, quickstart, read_toml, with_settings
+from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
-from latecomer.study.results import read_json, without_nan
-from latecomer.study.runner import new_folder
+from latecomer.study.results import Result, load, without_nan
+
+REPLACEMENT = "fedasync"  # profiled in place of a reference, in which no device is late
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A config tree and the facts about it; `run` is the command that runs it."""
+
+    tree: Tree
+    run: str
+    facts: Facts
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Findings about a subject, the most costly first, and strategies and settings to try."""
+    """Findings about a subject, the largest measured effect first, and what to try."""
 
     subject: Subject
     findings: list[Finding]
@@ -30,68 +42,83 @@ class Advice:
 
     def document(self) -> dict[str, Any]:
         """The content of advice.json."""
-        found: dict[str, Any] = {
+        first = self.findings[0]
+        return {
+            "dominates": first.kind if first.is_ranked else None,
             "notes": list(self.subject.notes),
-            "dominates": self.findings[0].kind,
             "findings": [asdict(each) for each in self.findings],
             "suggestions": [{**asdict(s), "settings": s.settings} for s in self.suggestions],
             "changes": [asdict(each) for each in self.changes],
             "facts": asdict(self.subject.facts),
         }
-        return dict(without_nan(found))
 
 
 def advise(subject: Subject) -> Advice:
     """Findings from the facts, and suggestions for the findings."""
-    findings = diagnose(subject.facts)
-    return Advice(
-        subject,
-        findings,
-        suggest(findings, subject.facts, recipes()),
-        change(findings, subject.facts),
-    )
+    facts, found = subject.facts, findings_of(subject.facts)
+    return Advice(subject, found, suggest(found, facts), changes_for(found, facts))
 
 
-def write_advice(folder: Path, document: dict[str, Any]) -> None:
-    text = json.dumps(document, indent=2, allow_nan=False)
-    write_atomically(folder / "advice.json", text + "\n")
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Writes a JSON file; null for nan and infinity."""
+    write_atomically(path, json.dumps(without_nan(document), indent=2, allow_nan=False) + "\n")
 
 
-class Race:
-    """A race in a folder; a folder with the same plan is resumed. Each rung updates advice.json."""
+def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
+    """From a TOML file, from the folder of a run or comparison, or (None) from the quickstart."""
+    if path is None:
+        return scenario(quickstart(), "quickstart", "latecomer run", settings)
+    if path.is_dir():
+        return _folder(path, settings)
+    if not path.exists():
+        near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise BadInput(f"{path}: no such config file or folder{did_you_mean(path.name, near)}")
+    return scenario(read_toml(path), str(path), f"latecomer run {path}", settings)
 
-    def __init__(self, advice: Advice, plan: RacePlan, folder: Path) -> None:
-        self.advice, self.plan, self.folder = advice, plan, folder
-        self.rungs: list[Rung] = []
-        self.result: RaceResult | None = None
-        document = json.loads(json.dumps({"race": plan.document()}))
-        if not (folder / "plan.json").is_file():
-            new_folder(folder)
-            write_atomically(folder / "plan.json", json.dumps(document, indent=2) + "\n")
-        elif read_json(folder / "plan.json") != document:
-            raise BadInput(f"{folder}: holds another race or comparison; choose another --out")
 
-    def run(self, jobs: int, on_score: OnScore) -> Iterator[Rung]:
-        """Yields each rung when its runs have finished."""
-        for rung in race(self.plan, self.folder, jobs, on_score):
-            self.rungs.append(rung)
-            write_advice(self.folder, self.document())
-            yield rung
+def scenario(
+    tree: Mapping[str, Any], where: str, command: str, settings: Sequence[str] = ()
+) -> Subject:
+    """From a config; `command` is the command that runs it without `settings`."""
+    tree = with_settings(tree, settings)
+    facts, notes = _facts(parse(tree, where))
+    return Subject(tree, typed(command, settings), facts, notes)
 
-    def finish(self) -> RaceResult:
-        """Writes advice.json with the result, and advice.toml for `latecomer run`."""
-        self.result = found = race_result(self.rungs[-1])
-        tree = found.chosen.tree(self.advice.subject.tree)
-        for key in ("compare", "study"):
-            tree.pop(key, None)
-        write_atomically(self.folder / "advice.toml", tomli_w.dumps(tree))
-        write_advice(self.folder, self.document())
-        return found
 
-    def document(self) -> dict[str, Any]:
-        race = {
-            "measure": {"for": self.plan.score_on, "target": self.plan.target},
-            "rungs": [asdict(rung) for rung in self.rungs],
-            "result": asdict(self.result) if self.result else None,
-        }
-        return {**self.advice.document(), **dict(without_nan(race))}
+def _folder(folder: Path, settings: Sequence[str]) -> Subject:
+    found, compared = load(folder), tuple[Measured, ...]()
+    if not isinstance(found, Result):
+        compared, found = comparison_results(found)
+    # The kernel is not part of the scenario and may not support another strategy.
+    settings = ["engine.kernel=auto", *settings]
+    path = found.folder / "config.toml"
+    tree = with_settings(read_toml(path), settings)
+    run, config = measured(found), parse(tree, str(path))
+    try:
+        facts, notes = _facts(config)
+    except BadInput as error:
+        facts = _configured(config)
+        notes = (f"advice from the run's files only; its scenario cannot be built: {error}",)
+    facts = replace(facts, run=run, comparison=compared)
+    return Subject(tree, typed(f"latecomer run {path}", settings), facts, notes)
+
+
+def typed(command: str, settings: Sequence[str]) -> str:
+    """The command line with these settings."""
+    return " ".join([command, *(f"--set '{each}'" for each in settings)])
+
+
+def _configured(config: Config) -> Facts:
+    training = config.training
+    return Facts(None, None, (), config.strategy.name, training.lr, training.local_epochs)
+
+
+def _facts(config: Config) -> tuple[Facts, tuple[str, ...]]:
+    """Facts about the scenario, and the notes from setting it up."""
+    recipe, notes = find_recipe(config.strategy.name), tuple[str, ...]()
+    if recipe.pooled or recipe.punctual:
+        notes = (f"{recipe.name} is a reference, not deployable: analysed as {REPLACEMENT}",)
+        config = parse({**config.model_dump(mode="json"), "strategy": {"name": REPLACEMENT}})
+    experiment = Experiment(config)
+    facts = replace(_configured(config), scenario=profile(experiment))
+    return facts, (*notes, *experiment.notes)

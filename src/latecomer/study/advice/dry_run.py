@@ -31,12 +31,6 @@ class Arrivals:
     lost: int  # tasks
     seconds: float  # of the whole run
 
-    def meanwhile(self) -> NDArray[np.float64]:
-        """Number of other updates that arrived between dispatch and arrival of each update."""
-        at_arrival = np.searchsorted(self.arrived, self.arrived, side="left")
-        at_dispatch = np.searchsorted(self.arrived, self.sent, side="right")
-        return (at_arrival - at_dispatch).clip(0).astype(float)
-
 
 class NoTraining(OneByOne):
     """A trainer that returns zero updates."""
@@ -97,7 +91,6 @@ def dry_run(experiment: Experiment, max_updates: int = MAX_UPDATES) -> Arrivals:
 class Load:
     """The cost of a task on a device."""
 
-    width: float  # of its first model
     size: int  # bytes, each way
     passes: float  # training examples x local epochs x relative work of the sub-model
 
@@ -112,7 +105,7 @@ def loads_of(experiment: Experiment) -> list[Load]:
         submodel = networks.submodels[width]
         network = networks(submodel) or experiment.model
         passes = len(client.train.y) * epochs * networks.work(submodel)
-        found.append(Load(width, 4 * network.layout.size, passes))
+        found.append(Load(4 * network.layout.size, passes))
     return found
 
 

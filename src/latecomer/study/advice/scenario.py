@@ -1,6 +1,6 @@
 """Facts about an experiment before it runs: data, fleet, lateness, privacy; nothing is trained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -10,64 +10,55 @@ from numpy.typing import NDArray
 from latecomer.core.strategy import Strategy
 from latecomer.device.ledger import composed_epsilon
 from latecomer.fleet.profile import Windows
-from latecomer.study.advice.dry_run import Arrivals, Load, dry_run, loads_of
+from latecomer.study.advice.dry_run import Arrivals, dry_run, loads_of
 from latecomer.study.advice.facts import Budget, Scenario
 from latecomer.study.experiment import Experiment
 
-# Without `fleet.late`, stragglers are the devices whose updates are at least STRAGGLER_RATIO times
-# as stale as the median device's and at least STRAGGLER_PASSES fleet passes. docs/strategies.md:
-# three of four updates for which compensation paid came from the slowest of the four speeds.
+# Without `fleet.late`, stragglers are the devices whose updates are at least this many times as old
+# as the median device's.
 STRAGGLER_RATIO = 3.0
-STRAGGLER_PASSES = 2.0
 # Share of a class that stragglers must hold for it to count as theirs. docs/studies/feddc.md,
-# heterogeneity: at alpha 1 they hold up to 0.79 of it (seeds 1 to 3) and lateness costs nothing; at
-# alpha 0.1 they hold 0.90 to 0.92, and an eighth of its accuracy is lost.
+# heterogeneity: at alpha 1 they hold up to 0.79 of it (seeds 1 to 3), at alpha 0.1 0.90 to 0.92.
 STRAGGLER_CLASS_SHARE = 0.8
 DRAWS = 32  # random devices of each size, for the label skew of a random partition
 
 
 def profile(experiment: Experiment) -> Scenario:
     """The facts of a scenario, from its data and a dry run of its fleet."""
-    fleet, federation = experiment.fleet, experiment.federation
+    fleet, federation, config = experiment.fleet, experiment.federation, experiment.config
     counts = federation.class_counts().numpy()
     devices = np.flatnonzero(counts.sum(1))
-    loads = loads_of(experiment)
     arrivals = dry_run(experiment)
-    stats = _ArrivalStats(arrivals, devices, experiment.epoch_seconds)
-    stragglers = stats.stragglers(sorted(set(fleet.late) & set(devices.tolist())))
-    seconds, transfer = _task_times(experiment, loads, devices)
-    share = _covered_share(experiment, arrivals)
-    drift, profiles = experiment.config.data.drift, [fleet.devices[d] for d in devices]
-    tasks = len(arrivals.device) + arrivals.lost
+    ages = _Ages(arrivals, devices, experiment.epoch_seconds)
+    stragglers = ages.stragglers(sorted(set(fleet.late) & set(devices.tolist())))
+    seconds, transfer = _task_times(experiment, devices)
+    share, tasks = _covered_share(experiment, arrivals), len(arrivals.device) + arrivals.lost
+    profiles = [fleet.devices[d] for d in devices]
+    merging = config.server.merge_seconds * len(arrivals.device)
     return Scenario(
         devices=len(devices),
         examples=float(np.median(counts[devices].sum(1))),
-        epochs=stats.epochs / share,
+        epochs=ages.epochs / share,
+        dry_updates=len(arrivals.device),
         skew=label_skew(counts),
-        concept_shift=drift.renames,
-        drift=drift.kind,
+        concept_shift=config.data.drift.renames,
+        drift=config.data.drift.kind,
         speed_ratio=_ratio(seconds),
-        jitter=float(np.median([p.jitter for p in profiles])),
         transfer=float(np.median(transfer)),
         update_bytes=4 * experiment.model.layout.size,
-        narrow=float(np.mean([loads[d].width < 1 for d in devices])),
         offline=float(np.mean([offline_share(p.windows, p.period) for p in profiles])),
-        without_update=float(np.mean(stats.tasks == 0)),
+        without_update=float(np.mean(ages.updates[devices] == 0)),
         lost=arrivals.lost / tasks if tasks else 0.0,
         late=len(fleet.late),
         busy=any(how.kind == "busy" for how in fleet.late.values()),
         stragglers=len(stragglers),
-        age=stats.mean_age(devices.tolist()),
-        straggler_age=stats.mean_age(stragglers),
-        passes=stats.mean_passes(devices.tolist()),
-        straggler_passes=stats.mean_passes(stragglers),
-        first_update_after=stats.first_update_after(stragglers) * share,
+        age=ages.mean(devices.tolist()),
+        straggler_age=ages.mean(stragglers),
+        first_update_after=ages.first_update_after(stragglers) * share,
         straggler_share=float(counts[stragglers].sum() / counts.sum()),
         straggler_classes=_straggler_classes(counts, stragglers, federation.class_names),
-        server_load=experiment.config.server.merge_seconds
-        * len(arrivals.device)
-        / max(arrivals.seconds, 1e-9),
-        budget=_budget(experiment, stats.tasks / share),
+        server_load=merging / max(arrivals.seconds, 1e-9),
+        budget=_budget(experiment, ages.updates[devices] / share),
     )
 
 
@@ -78,8 +69,7 @@ def label_skew(counts: NDArray[np.integer[Any]]) -> float:
     devices with one class each.
     """
     held = counts[counts.sum(1) > 0].astype(float)
-    overall = held.sum(0) / held.sum()
-    sizes = held.sum(1)
+    overall, sizes = held.sum(0) / held.sum(), held.sum(1)
     rng = np.random.default_rng(0)
     chance = {
         n: _distance(rng.multinomial(int(n), overall, DRAWS) / n, overall) for n in set(sizes)
@@ -96,45 +86,34 @@ def _distance(shares: NDArray[np.floating[Any]], overall: NDArray[np.floating[An
     return float(0.5 * np.abs(shares - overall).sum(1).mean())
 
 
-class _ArrivalStats:
-    """Number and age of the updates of each device in a dry run."""
+class _Ages:
+    """Number of updates of each device in a dry run, and their ages in epochs."""
 
     def __init__(self, arrivals: Arrivals, devices: NDArray[np.int64], epoch: float) -> None:
         self.arrivals, self.devices = arrivals, devices
         size = int(devices.max()) + 1
         self.epochs = arrivals.seconds / epoch if epoch else 0.0
-        self._updates = np.bincount(arrivals.device, minlength=size).astype(float)
+        self.updates = np.bincount(arrivals.device, minlength=size).astype(float)
         age = (arrivals.arrived - arrivals.sent) / epoch if epoch else 0 * arrivals.arrived
-        passes = arrivals.meanwhile() / len(devices)
-        self._age = np.bincount(arrivals.device, age, size)
-        self._passes = np.bincount(arrivals.device, passes, size)
-        self.tasks = self._updates[devices]
+        self._sum = np.bincount(arrivals.device, age, size)
 
     def stragglers(self, late: list[int]) -> list[int]:
-        """The late devices; without any, those without updates or with far staler ones."""
+        """The late devices; without any, those without updates or with far older ones."""
         if late:
             return late
-        without: list[int] = self.devices[self.tasks == 0].tolist()
-        active = self.devices[self.tasks > 0]
-        if not len(active):
-            return without
-        passes = self._passes[active] / self._updates[active]
-        limit = max(STRAGGLER_PASSES, STRAGGLER_RATIO * float(np.median(passes)))
-        return sorted({*active[passes >= limit].tolist(), *without})
+        updates = self.updates[self.devices]
+        age = self._sum[self.devices] / np.maximum(updates, 1)
+        usual = float(np.median(age[updates > 0])) if updates.any() else inf
+        far = (updates == 0) | ((age >= STRAGGLER_RATIO * usual) & (age > 0))
+        return [int(device) for device in self.devices[far]]
 
-    def mean_age(self, devices: Sequence[int]) -> float:
+    def mean(self, devices: Sequence[int]) -> float:
         """Mean age in epochs; the length of the dry run if these devices sent no update."""
-        return self._mean(self._age, devices, self.epochs)
-
-    def mean_passes(self, devices: Sequence[int]) -> float:
-        return self._mean(self._passes, devices, len(self.arrivals.device) / len(self.devices))
-
-    def _mean(self, total: NDArray[Any], devices: Sequence[int], without: float) -> float:
         chosen = np.array(devices, dtype=np.int64)
         if not len(chosen):
             return 0.0
-        updates = self._updates[chosen].sum()
-        return float(total[chosen].sum() / updates) if updates else without
+        updates = self.updates[chosen].sum()
+        return float(self._sum[chosen].sum() / updates) if updates else self.epochs
 
     def first_update_after(self, devices: list[int]) -> float:
         """The share of the dry run until 90% of these devices have sent an update."""
@@ -154,17 +133,16 @@ def _covered_share(experiment: Experiment, arrivals: Arrivals) -> float:
 
 
 def _task_times(
-    experiment: Experiment, loads: list[Load], devices: NDArray[np.int64]
+    experiment: Experiment, devices: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Nominal seconds of a task on each device, and the share of transfer in them."""
-    seconds, transfer = [], []
+    links, compute, loads = [], [], loads_of(experiment)
     for device in devices:
         profile, load = experiment.fleet.devices[device], loads[device]
-        links = profile.download_seconds(load.size) + profile.upload_seconds(load.size)
-        whole = links + profile.compute_seconds(load.passes)
-        seconds.append(whole)
-        transfer.append(links / whole if whole else 0.0)
-    return np.array(seconds), np.array(transfer)
+        links.append(profile.download_seconds(load.size) + profile.upload_seconds(load.size))
+        compute.append(profile.compute_seconds(load.passes))
+    seconds = np.array(links) + np.array(compute)
+    return seconds, np.array(links) / np.where(seconds > 0, seconds, 1)
 
 
 def _ratio(seconds: NDArray[np.float64]) -> float:
@@ -184,15 +162,11 @@ def _straggler_classes(
 ) -> dict[str, float]:
     """Class -> share that stragglers hold, from STRAGGLER_CLASS_SHARE; empty if they hold most
     examples."""
-    total = counts.sum(0)
-    share = counts[stragglers].sum(0) / np.maximum(total, 1)
-    if counts[stragglers].sum() > counts.sum() / 2:
+    held, total = counts[stragglers].sum(0), counts.sum(0)
+    if held.sum() > total.sum() / 2:
         return {}
-    return {
-        name: round(float(part), 3)
-        for name, part, n in zip(names, share, total, strict=True)
-        if n and part >= STRAGGLER_CLASS_SHARE
-    }
+    shares = zip(names, held / np.maximum(total, 1), strict=False)  # no names: not classes
+    return {name: round(float(s), 3) for name, s in shares if s >= STRAGGLER_CLASS_SHARE}
 
 
 def _budget(experiment: Experiment, tasks: NDArray[np.float64]) -> Budget | None:
@@ -210,26 +184,5 @@ def _budget(experiment: Experiment, tasks: NDArray[np.float64]) -> Budget | None
         return composed_epsilon(((release, count),), privacy.delta, privacy.accountant)
 
     mean, largest = float(tasks.mean()), float(tasks.max())
-    return Budget(
-        nominal=settings.epsilon,
-        whole_run=settings.mode == "whole-run",
-        limit=privacy.budget,
-        spent_mean=after(mean),
-        spent_max=after(largest),
-        allowed=_allowed_tasks(privacy.budget, after, largest),
-        planned_mean=mean,
-        planned_max=largest,
-        poisson=settings.sampling == "poisson",
-        full_batches=spec.batch_size >= examples,
-    )
-
-
-def _allowed_tasks(limit: float, after: Callable[[float], float], planned: float) -> float:
-    """The number of tasks whose epsilon is within `limit`; inf if all planned tasks are."""
-    if not limit or after(planned) <= limit:
-        return inf
-    low, high = 0, max(1, round(planned))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if after(middle) <= limit else (low, middle)
-    return float(low)
+    whole_run = settings.mode == "whole-run"
+    return Budget(whole_run, privacy.budget, after(mean), after(largest), mean, largest)
