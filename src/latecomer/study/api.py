@@ -61,7 +61,7 @@ def run(
         if isinstance(strategy, str) or isinstance(loss, str) or isinstance(metrics, Sequence):
             raise BadInput("resume= takes no names: the run's folder has them")
         given = Given(loss, {} if metrics is None else metrics, data)
-        resume_run(Path(resume), strategy=strategy, given=given)
+        resume_run(Path(resume), _Logged(), strategy, given)
         return Result(Path(resume))
     tree = _tree(config)
     if isinstance(loss, str):
