@@ -29,6 +29,7 @@ from latecomer.errors import BadInput
 from latecomer.study.compare import compare
 from latecomer.study.config import Config, parse
 from latecomer.study.experiment import Experiment
+from latecomer.study.har.plan import make_plan
 from latecomer.study.metrics import Scores, over_devices, token_scores
 from latecomer.study.report import write_report
 from latecomer.study.runner import resume_run, start_run
@@ -355,6 +356,16 @@ def test_text_for_numbers_is_one_line_with_exit_code_2(
     assert "needs numbers as targets, but they are text, such as 'sit'" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_advice_and_the_activity_study_need_accuracies(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"latecomer advise reads accuracies, which objective\.loss"):
+        latecomer.advise(make("number"))
+    with pytest.raises(BadInput, match="latecomer study har reads accuracies"):
+        make_plan(make("number"))
+    start_run(parse(make("number", stop={"updates": 5})), tmp_path / "run")
+    with pytest.raises(BadInput, match="latecomer advise reads accuracies"):
+        latecomer.advise(tmp_path / "run")
 
 
 def test_targets_out_of_range(make: Make, tmp_path: Path) -> None:

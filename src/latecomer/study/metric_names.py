@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from latecomer.errors import BadInput
+
 if TYPE_CHECKING:  # it imports torch, which reading results does not need
     from latecomer.device.objective import Kind
 
@@ -61,6 +63,15 @@ def main_metric(summary: Mapping[str, Any]) -> MainMetric:
     if not objective:
         return MainMetric()
     return MainMetric(str(objective["metric"]), bool(objective["lower_is_better"]))
+
+
+def need_accuracy(summary: Mapping[str, Any], what: str) -> None:
+    """BadInput if `what` reads accuracies and the run, of which this is the summary, has none."""
+    if objective := summary.get("objective"):
+        raise BadInput(
+            f"{what} reads accuracies, which objective.loss = {objective['loss']!r} does not have;"
+            " compare strategies with `latecomer compare`"
+        )
 
 
 def score_text(summary: Mapping[str, Any]) -> str:

@@ -56,11 +56,11 @@ def summary_of(
         "cluster_members": _members(server),
         "notes": list(experiment.notes),
         "warnings": _warnings(server, totals),
-        **_objective(experiment),
+        **objective_summary(experiment),
     }
 
 
-def _objective(experiment: Experiment) -> dict[str, Any]:
+def objective_summary(experiment: Experiment) -> dict[str, Any]:
     """Loss, kind of targets and metrics, unless these are the usual ones of a classification."""
     scoring, objective = experiment.scoring, experiment.scoring.objective
     metrics = {"metrics": list(scoring.columns)}

@@ -16,7 +16,9 @@ from latecomer.study.advice.suggestions import Change, Suggestion, changes_for, 
 from latecomer.study.config import Config, Tree, parse, quickstart, read_toml, with_settings
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
+from latecomer.study.metric_names import need_accuracy
 from latecomer.study.results import Result, load, without_nan
+from latecomer.study.summary import objective_summary
 
 REPLACEMENT = "fedasync"  # profiled in place of a reference, in which no device is late
 
@@ -120,5 +122,6 @@ def _facts(config: Config) -> tuple[Facts, tuple[str, ...]]:
         notes = (f"{recipe.name} is a reference, not deployable: analysed as {REPLACEMENT}",)
         config = parse({**config.model_dump(mode="json"), "strategy": {"name": REPLACEMENT}})
     experiment = Experiment(config)
+    need_accuracy(objective_summary(experiment), "latecomer advise")
     facts = replace(_configured(config), scenario=profile(experiment))
     return facts, (*notes, *experiment.notes)

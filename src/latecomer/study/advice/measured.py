@@ -13,6 +13,7 @@ from latecomer.study.advice.facts import Measured, Run
 from latecomer.study.advice.scenario import offline_share
 from latecomer.study.config import load_config
 from latecomer.study.learning_rate import rate_problem
+from latecomer.study.metric_names import need_accuracy
 from latecomer.study.results import Comparison, Result, read_json
 from latecomer.study.view.history import History, read_history
 
@@ -33,8 +34,7 @@ def measured(result: Result) -> Run:
             f"{result.folder}: the run is not finished; finish it with"
             f" `latecomer run --resume {result.folder}`, or give its config.toml"
         )
-    if "accuracy" not in result.metrics:
-        raise BadInput(f"{result.folder}: the run has no accuracy; give its config.toml")
+    need_accuracy(result.summary, "latecomer advise")
     summary, history = result.summary, read_history(result.folder / "events.jsonl")
     config, rows = load_config(result.folder / "config.toml"), result.metrics
     tasks = max(1, summary["updates"] + summary["refused"] + summary["dropped"])

@@ -20,8 +20,10 @@ from latecomer.study.compare import Cell, run_cell, run_cells, seconds_to
 from latecomer.study.config import Tree, merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
+from latecomer.study.metric_names import need_accuracy
 from latecomer.study.results import read_json
 from latecomer.study.runner import new_folder
+from latecomer.study.summary import objective_summary
 
 # --for -> the column of metrics.csv that is the score, by the main metric of the objective
 COLUMNS: Mapping[str, str] = {
@@ -140,6 +142,8 @@ def plan_race(
     asked = [Candidate(each.table, lr) for each in suggestions if each.name != mine.name]
     usable = [] if recipe.pooled or recipe.punctual else [mine]
     experiments, refused = [Experiment(config)] if usable else [], []
+    for experiment in experiments:
+        need_accuracy(objective_summary(experiment), "the race of strategies")
     for each in asked:
         try:
             experiments.append(Experiment(parse(each.tree(tree))))

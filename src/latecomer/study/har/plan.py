@@ -11,6 +11,8 @@ from latecomer.strategies.recipe import find_recipe, resolve_options
 from latecomer.study.compare import Cell
 from latecomer.study.config import Config, HarConfig, Tree, merged, parse
 from latecomer.study.experiment import Experiment
+from latecomer.study.metric_names import need_accuracy
+from latecomer.study.summary import objective_summary
 
 CENTRALISED, SYNCHRONOUS, ASYNCHRONOUS = "centralised", "synchronous", "asynchronous"
 PARADIGMS = (CENTRALISED, SYNCHRONOUS, ASYNCHRONOUS)
@@ -108,6 +110,7 @@ def make_plan(tree: Mapping[str, Any], quick: bool = False) -> Plan:
         raise BadInput("study har: only stop.updates may be set, so that all runs are comparable")
     plain = scenario(tree)
     base = Experiment(parse(plain))
+    need_accuracy(objective_summary(base), "latecomer study har")
     if base.recipe.pooled or base.server().strategy.has_epochs:
         raise BadInput(
             f"strategy.name = {config.strategy.name!r}: the study needs an asynchronous strategy;"
