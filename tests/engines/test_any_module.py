@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import own_training
 from fake_grid import FakeTransport
 from kinds_of_networks import FEATURES, KINDS
 from latecomer.core.messages import Task, TrainSpec
@@ -13,6 +14,7 @@ from latecomer.core.server import Server
 from latecomer.device.client import Client
 from latecomer.device.flat import Buffers, FlatModel
 from latecomer.device.networks import Networks
+from latecomer.device.own_training import TrainFunction
 from latecomer.engines.agent import Agent
 from latecomer.engines.deployment_loop import DeploymentLoop
 from latecomer.engines.trainers import OneByOne
@@ -54,13 +56,37 @@ def server_of(model: FlatModel, strategy: str) -> Server:
 def test_devices_and_simulation_agree_to_the_bit(
     kind: str, buffers: Buffers, strategy: str, tmp_path: Path
 ) -> None:
+    agree(kind, buffers, strategy, tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "echopfl"])
+def test_a_training_function_gives_the_same_on_devices(strategy: str, tmp_path: Path) -> None:
+    agree("both", "average", strategy, tmp_path, own_training.train)
+
+
+def agree(
+    kind: str,
+    buffers: Buffers,
+    strategy: str,
+    tmp_path: Path,
+    train: TrainFunction | None = None,
+) -> None:
+    """The models of a deployment equal those of the simulation."""
     agents = [
-        Agent(f"toy-{i}", model_of(kind, buffers), lambda i=i: data_of(i), tmp_path / str(i))
+        Agent(
+            f"toy-{i}",
+            model_of(kind, buffers),
+            lambda i=i: data_of(i),
+            tmp_path / str(i),
+            train=train,
+        )
         for i in range(DEVICES)
     ]
     model = model_of(kind, buffers)
     # A device counts as number 0 of its own seed.
-    clients = {i: Client(0, model, *data_of(i), agents[i].seed) for i in range(DEVICES)}
+    clients = {
+        i: Client(0, model, *data_of(i), agents[i].seed, train=train) for i in range(DEVICES)
+    }
     virtual = server_of(model, strategy)
     engine = VirtualEngine(virtual, toy_fleet(DEVICES), Timed(clients), range(DEVICES))
     engine.run(Bounds(UPDATES), lambda: True)

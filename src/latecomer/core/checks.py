@@ -282,7 +282,7 @@ def first_scale(task: Task, update: Update) -> float:
     The last two are claims of the device; probation (`Checks`) bounds what they can do.
     """
     spec, n = task.spec, sqrt(task.params.numel())
-    steps = spec.local_epochs * ceil(update.num_examples / spec.batch_size)
+    steps = spec.local_epochs * spec.epoch_steps(update.num_examples)
     reach = spec.lr * spec.lr_scale * steps / max(1 - spec.momentum, 1e-3)
     model = torch.linalg.vector_norm(task.params).item()
     return max(model or n, reach * n, update.noise_std * n)

@@ -39,6 +39,15 @@ class TrainSpec:
     clip_norm: int = 2  # the norm that `clip` bounds: L2, or L1 with Laplace noise
     lazy: float = 0.0  # deltas smaller than this times the model's movement are not sent; 0 = off
     accumulate_residual: bool = False  # a delta that stays unsent is added to the next one
+    local_steps: int = 0  # mini-batches of a local epoch; 0: as many as a pass over the data has
+
+    def epoch_steps(self, n: int) -> int:
+        """Mini-batches of a local epoch on n examples."""
+        return self.local_steps or -(-n // min(self.batch_size, max(n, 1)))
+
+    def epoch_examples(self, n: int) -> int:
+        """Examples that a local epoch on n examples processes."""
+        return self.local_steps * min(self.batch_size, n) if self.local_steps else n
 
     @property
     def needs_memory(self) -> bool:

@@ -75,7 +75,8 @@ class Server(Stateful):
     `handle` takes all events of one moment, so an epoch is closed by every update that arrived at
     that moment, whatever their order. `strategy` is a copy of the one given: a run never changes
     its caller's. `networks` returns the network that devices with a sub-model (None: the whole
-    model) train, for strategies that run it on the server.
+    model) train, for strategies that run it on the server. `schedule` maps the version that a task
+    starts from to a factor on its learning rate.
     """
 
     kept = (
@@ -105,7 +106,9 @@ class Server(Stateful):
         checks: Checks | None = None,
         seed: int = 0,
         networks: Callable[[Submodel | None], object | None] = lambda submodel: None,
+        schedule: Callable[[int], float] | None = None,
     ) -> None:
+        self.schedule = schedule
         self.store = ModelStore(initial)
         self.parts = Parts(strategy)
         self.strategy = self.parts.strategy
@@ -506,13 +509,16 @@ class Server(Stateful):
             submodel = self._declared.get(device)
         if submodel is not None or device in self._submodels:
             self._submodels[device] = submodel
+        spec = request.spec or self.spec
+        if self.schedule is not None:
+            spec = replace(spec, lr_scale=spec.lr_scale * self.schedule(version))
         task = Task(
             id=self.tasks_given,
             device=device,
             number=self._task_counts.get(device, 0),
             lineage=lineage,
             version=version,
-            spec=request.spec or self.spec,
+            spec=spec,
             params=take(self.store.params(version), submodel),
             submodel=submodel,
             offers=tuple(self._offer(other, submodel) for other in request.offers),

@@ -1,6 +1,7 @@
 """The client: local training of tasks on the data of one device, with or without privacy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from latecomer.device.ledger import Ledger
 from latecomer.device.local_training import LocalTraining
 from latecomer.device.memory import DeviceMemory, balanced, lazy_upload
 from latecomer.device.networks import Networks
+from latecomer.device.own_training import Reported, TrainFunction, own_update
 from latecomer.device.privacy import Privacy, noise_rng, system_rng
 from latecomer.device.release import release
 from latecomer.device.training import (
@@ -46,7 +48,8 @@ class Client:
     With `privacy`, everything that leaves the device is noised and in its ledger, whatever a task
     asks for; with `system_noise` batches and noise of private tasks are drawn from the operating
     system instead of the seed. With a `stream` the data change: it returns those of the time at
-    which a task began; `x` and `y` are then the largest set of them.
+    which a task began; `x` and `y` are then the largest set of them. `train` replaces the built-in
+    training (`device.own_training`); `config` is passed on to it.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Client:
         privacy: Privacy | None = None,
         stream: Stream | None = None,
         system_noise: bool = False,
+        train: TrainFunction | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         if len(x) != len(y) or not len(x):
             raise BadInput(
@@ -74,6 +79,12 @@ class Client:
         self.stream = stream
         self.system_noise = system_noise
         self.num_examples = len(y)
+        self.train, self.config = train, config or {}
+        if privacy is not None and train is not None:
+            raise BadInput(
+                f"device {device}: a training function of your own cannot promise differential"
+                " privacy; use the built-in training, or no privacy"
+            )
         if privacy is not None and privacy.where == "step":
             for network in self.networks.models:
                 check_clipping(network.traits, "privacy.where = 'step'")
@@ -93,6 +104,10 @@ class Client:
         """Whether the task uses memory of earlier ones, so that tasks must be trained in order."""
         kept = task.spec.needs_memory or self.networks.whole.keeps_buffers
         return kept or self.privacy is not None
+
+    def divisible(self, task: Task) -> bool:
+        """Whether training may stop after a local epoch and continue from a newer model."""
+        return self.train is None and ":" not in task.spec.optimizer
 
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task: a function of seed, device and task number alone."""
@@ -136,6 +151,7 @@ class Client:
             forward = 0  # neither choice nor feedback may be sent
         elif _holds_back(task.spec):
             trained, validated = map(len, self.train_validation_split(trained))
+        trained = task.spec.epoch_examples(trained)
         passes = trained * task.spec.local_epochs + validated * forward / 3
         return passes * self.networks.work(task.submodel)
 
@@ -167,6 +183,14 @@ class Client:
         training, network = self.start(task), self.network(task.submodel)
         if network.keeps_buffers:
             training.params = network.extended(training.params, memory.get(BUFFERS))
+        if self.train is not None:
+            x, y = self.data(task)
+            training.params, reported = own_update(
+                self.train, network, training.params, x, y, task.spec, self.stream_of(task).seed,
+                task.number, self.device, self.config,
+            )  # fmt: skip
+            training.params = _sent_part(network, training.params, memory)
+            return self.make_update(task, training.delta, training.choice, memory, reported)
         for passes, number in rebases:
             newer = task.chosen(number)
             if training.accepts(task.offer_of(newer.lineage)):
@@ -201,11 +225,19 @@ class Client:
         return layer_stream(self.seed, self.device, task.number)
 
     def make_update(
-        self, task: Task, delta: Tensor, choice: int = 0, memory: DeviceMemory | None = None
+        self,
+        task: Task,
+        delta: Tensor,
+        choice: int = 0,
+        memory: DeviceMemory | None = None,
+        reported: Reported | None = None,
     ) -> Update:
-        """The update of a finished training, `delta` relative to the model of number `choice`."""
+        """The update of a finished training, `delta` relative to the model of number `choice`.
+
+        `reported` is what a training function of the user's returned.
+        """
         sent = self._with_memory(task.chosen(choice), delta, {} if memory is None else memory)
-        metrics = {}
+        metrics = dict(reported.metrics) if reported else {}
         network, base = self.network(task.submodel), task.chosen(choice).params
         x, y = self.data(task)
         if task.spec.report_loss:
@@ -218,7 +250,8 @@ class Client:
         if task.spec.report_shares and network.objective.classifies:
             shares = torch.bincount(y, minlength=network.num_classes) / len(y)
             metrics |= {f"share_{j}": share for j, share in enumerate(shares.tolist())}
-        return release(Update(task.id, sent, len(y), metrics, choice=choice))
+        count = reported.num_examples if reported else len(y)
+        return release(Update(task.id, sent, count, metrics, choice=choice))
 
     def _with_memory(self, task: Task, delta: Tensor, memory: DeviceMemory) -> Tensor | None:
         """The delta after gradient balancing and lazy upload; None if it is not sent."""

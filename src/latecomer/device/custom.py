@@ -1,38 +1,40 @@
-"""A user's own network, named as `module:callable`."""
+"""A user's own network, made by a callable."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from latecomer.errors import BadInput
-from latecomer.loading import first_line, load_callable
+from latecomer.loading import first_line
 
 
-def load_module(
-    name: str, input_shape: tuple[int, ...], num_classes: int, width: float = 1.0
+def made_by(
+    build: Callable[..., Any],
+    label: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    width: float = 1.0,
 ) -> nn.Module:
-    """The network that the callable `name` returns; the current directory is searched too.
+    """The network that `build` returns; messages call it `label`.
 
     The callable gets those of input_shape=, num_classes= and width= that it names, otherwise
     (input_shape, num_classes) if it requires two arguments, otherwise nothing.
     """
-    build = load_callable(name, "model")
-    args, keywords = _arguments(name, build, input_shape, num_classes, width)
+    args, keywords = _arguments(label, build, input_shape, num_classes, width)
     try:
         module = build(*args, **keywords)
     except Exception as error:
-        raise BadInput(f"model '{name}': calling it failed: {first_line(error)}") from error
+        raise BadInput(f"{label}: calling it failed: {first_line(error)}") from error
     if not isinstance(module, nn.Module):
-        raise BadInput(
-            f"model '{name}': gave a {type(module).__name__}, but must give a torch.nn.Module"
-        )
+        raise BadInput(f"{label}: gave a {type(module).__name__}, but must give a torch.nn.Module")
     return module
 
 
 def _arguments(
-    name: str, build: Any, input_shape: tuple[int, ...], num_classes: int, width: float
+    label: str, build: Any, input_shape: tuple[int, ...], num_classes: int, width: float
 ) -> tuple[list[Any], dict[str, Any]]:
     try:
         signature = inspect.signature(build)
@@ -45,7 +47,7 @@ def _arguments(
         by_name |= {"input_shape", "num_classes"}
     if width != 1.0 and "width" not in by_name:
         raise BadInput(
-            f"model '{name}': width {width:g} needs a callable that takes width=, "
+            f"{label}: width {width:g} needs a callable that takes width=, "
             f"or one of the built-in models"
         )
     keywords = {key: value for key, value in offered.items() if key in by_name}
@@ -58,6 +60,6 @@ def _arguments(
         p.name for p in parameters if p.default is p.empty and p.name not in keywords
     )
     raise BadInput(
-        f"model '{name}': needs {missing}; it must be callable with input_shape= and "
+        f"{label}: needs {missing}; it must be callable with input_shape= and "
         f"num_classes=, with those two in order, or with nothing"
     )

@@ -1,5 +1,6 @@
 """A network as a function of one flat parameter vector."""
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -13,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from latecomer.core.params import Layout
 from latecomer.device.checks import counters_of, examine, set_buffer
 from latecomer.device.kernel import CompiledKernel
-from latecomer.device.models import build_model
+from latecomer.device.models import build_model, label_of
 from latecomer.device.objective import Objective, classification
 from latecomer.device.seeding import global_generator
 
@@ -64,6 +65,7 @@ class FlatModel:
         self._counters = [(value, value.clone()) for _, _, value in counters_of(self.module)]
         self._initial = self._flattened(self.module)
         self.kernel: CompiledKernel | None = None
+        self.opaque = ""  # why the server cannot repeat the training of devices; empty if it can
 
     @property
     def keeps_buffers(self) -> bool:
@@ -149,6 +151,18 @@ class FlatModel:
         named = self.module.state_dict().items()
         return {name: value.detach().clone() for name, value in named if isinstance(value, Tensor)}
 
+    def copy_at(self, params: Tensor) -> nn.Module:
+        """A copy of the module at `params`, in training mode and without gradients."""
+        self.set_mode(training=True)
+        self.bind(self.extended(params).clone())
+        module = copy.deepcopy(self.module)
+        module.zero_grad(set_to_none=True)
+        return module
+
+    def vector_of(self, module: nn.Module) -> Tensor:
+        """The trained tensors of a copy of the module, as one vector."""
+        return self._flattened(module).to(self._initial.device)
+
     def _seeded(self, seed: int) -> nn.Module:
         with global_generator(seed):
             module = self._build()
@@ -164,7 +178,7 @@ class FlatModel:
 
 
 def flat_model(
-    name: str,
+    name: str | nn.Module | Callable[..., nn.Module],
     input_shape: tuple[int, ...],
     num_classes: int,
     hidden: Sequence[int] = (64, 32),
@@ -186,7 +200,7 @@ def flat_model(
         buffers,
         seed,
         input_dtype,
-        f"model '{name}'",
+        label_of(name),
     )
 
 

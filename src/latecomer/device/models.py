@@ -1,14 +1,16 @@
 """The registry of built-in models, and the construction of a network from its name."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from latecomer.device import zoo
-from latecomer.device.custom import load_module
+from latecomer.device.custom import made_by
 from latecomer.device.zoo import Shape
 from latecomer.errors import BadInput, unknown
+from latecomer.loading import load_callable
 
 
 @dataclass(frozen=True)
@@ -57,21 +59,39 @@ MODELS: dict[str, ModelInfo] = {
 }
 
 
+def label_of(model: str | nn.Module | Callable[..., nn.Module]) -> str:
+    """How messages call a model that is given by name, as a module or as a callable."""
+    if isinstance(model, str):
+        return f"model '{model}'"
+    return f"model '{getattr(model, '__name__', type(model).__name__)}'"
+
+
 def build_model(
-    name: str,
+    name: str | nn.Module | Callable[..., nn.Module],
     input_shape: Shape,
     num_classes: int,
     hidden: Sequence[int] = (64, 32),
     width: float = 1.0,
 ) -> nn.Module:
-    """The network called `name`, or a user's own as `module:callable`; BadInput if there is none.
+    """The network called `name`, or a user's own; BadInput if there is none.
 
+    A user's own is a `module:callable`, a callable, or a module, which is copied with its weights.
     `hidden` is for mlp only. Initial weights come from the global torch generator.
     """
     if not 0 < width <= 1:
         raise BadInput(f"model width {width:g}: must be above 0 and at most 1")
+    if isinstance(name, nn.Module):
+        if width != 1:
+            raise BadInput(
+                f"{label_of(name)}: width {width:g} needs a callable that takes width=, not a"
+                " module; submodels.level = 'none' gives every device the whole model"
+            )
+        return copy.deepcopy(name)
+    if not isinstance(name, str):
+        return made_by(name, label_of(name), input_shape, num_classes, width)
     if ":" in name:
-        return load_module(name, input_shape, num_classes, width)
+        build = load_callable(name, "model")
+        return made_by(build, label_of(name), input_shape, num_classes, width)
     if name not in MODELS:
         raise unknown("model", name, MODELS, "your own as module:callable")
     info = MODELS[name]

@@ -1,13 +1,15 @@
 """A network and its sub-models of smaller width, for devices with less compute."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from latecomer.core.params import Layout
 from latecomer.core.submodel import Submodel, name_of, prefix
 from latecomer.device.flat import Buffers, FlatModel, flat_model
+from latecomer.device.models import label_of
 from latecomer.device.objective import Objective
 from latecomer.errors import BadInput
 
@@ -76,7 +78,7 @@ class Networks:
 
 
 def build_networks(
-    name: str,
+    name: str | nn.Module | Callable[..., nn.Module],
     input_shape: tuple[int, ...],
     num_classes: int,
     hidden: Sequence[int],
@@ -95,7 +97,7 @@ def build_networks(
             narrower[width] = flat_model(name, input_shape, num_classes, hidden, width, *made)
         except BadInput as error:
             raise BadInput(f"at width {width:g}: {error}") from error
-    return Networks(whole, narrower, f"model '{name}'")
+    return Networks(whole, narrower, label_of(name))
 
 
 def _operations(model: FlatModel) -> int:

@@ -1,15 +1,18 @@
 """The optimiser steps of local training, equal to those of torch.optim, on flat vectors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latecomer.core.messages import TrainSpec
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, unknown
+from latecomer.loading import first_line, load_callable
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+ALPHA, ADAGRAD_EPS = 0.99, 1e-10
 # Far below EPS squared: keeps the derivative of the square root finite at zero.
 TINY = 1e-30
 
@@ -67,11 +70,80 @@ def adam(
     )
 
 
-STEPS: dict[str, Step] = {"sgd": sgd, "adam": adam}
+def adamw(
+    params: Tensor, gradient: Tensor, state: OptimizerState, spec: TrainSpec, add: Add
+) -> tuple[Tensor, OptimizerState]:
+    """Adam whose weight decay does not pass through the moments. Loshchilov and Hutter, 2019."""
+    plain = replace(spec, weight_decay=0.0)
+    if spec.weight_decay:
+        # A copy: `add` may work in place.
+        params = add(params, params.clone(), alpha=-spec.lr * spec.lr_scale * spec.weight_decay)
+    return adam(params, gradient, state, plain, add)
+
+
+def rmsprop(
+    params: Tensor, gradient: Tensor, state: OptimizerState, spec: TrainSpec, add: Add
+) -> tuple[Tensor, OptimizerState]:
+    """Gradients over the root of their mean square, which keeps 0.99 per step; no momentum."""
+    if spec.weight_decay:
+        gradient = add(gradient, params, alpha=spec.weight_decay)
+    second = torch.addcmul(state.second * ALPHA, gradient, gradient, value=1 - ALPHA)
+    direction = gradient / ((second + TINY).sqrt() + EPS)
+    return add(params, direction, alpha=-spec.lr * spec.lr_scale), state._replace(second=second)
+
+
+def adagrad(
+    params: Tensor, gradient: Tensor, state: OptimizerState, spec: TrainSpec, add: Add
+) -> tuple[Tensor, OptimizerState]:
+    """Gradients over the root of the sum of their squares. Duchi et al., 2011."""
+    if spec.weight_decay:
+        gradient = add(gradient, params, alpha=spec.weight_decay)
+    second = torch.addcmul(state.second, gradient, gradient)
+    direction = gradient / ((second + TINY).sqrt() + ADAGRAD_EPS)
+    return add(params, direction, alpha=-spec.lr * spec.lr_scale), state._replace(second=second)
+
+
+STEPS: dict[str, Step] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "rmsprop": rmsprop,
+    "adagrad": adagrad,
+}
 
 
 def optimizer_step(name: str) -> Step:
     """The step function of the optimiser called `name`; BadInput if there is none."""
     if name not in STEPS:
-        raise BadInput(f"unknown optimizer '{name}': use one of {', '.join(STEPS)}")
+        raise unknown("optimizer", name, STEPS, "your own as module:callable")
     return STEPS[name]
+
+
+def own_step(name: str, parameters: Sequence[nn.Parameter], spec: TrainSpec) -> Step:
+    """The step of the torch.optim.Optimizer that `module:callable` makes of (parameters, lr).
+
+    It changes the parameters in place. Its state belongs to one task.
+    """
+    build = load_callable(name, "training.optimizer")
+    try:
+        optimizer = build(parameters, spec.lr * spec.lr_scale)
+    except Exception as error:
+        raise BadInput(
+            f"training.optimizer '{name}': calling it with (parameters, lr) failed:"
+            f" {first_line(error)}"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise BadInput(f"training.optimizer '{name}': gave a {kind}, not a torch.optim.Optimizer")
+    sizes = [p.numel() for p in parameters]
+
+    def step(
+        params: Tensor, gradient: Tensor, state: OptimizerState, spec: TrainSpec, add: Add
+    ) -> tuple[Tensor, OptimizerState]:
+        for parameter, piece in zip(parameters, torch.split(gradient, sizes), strict=True):
+            parameter.grad = piece.view_as(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return params, state
+
+    return step

@@ -46,7 +46,12 @@ def personalise(
     bias = output_bias(settings, y, network.num_classes) if classifies else torch.zeros(())
     if settings.finetune_epochs and len(y):
         spec = replace(
-            spec, local_epochs=settings.finetune_epochs, last_layer_only=False, prox=0.0, clip=0.0
+            spec,
+            local_epochs=settings.finetune_epochs,
+            local_steps=0,
+            last_layer_only=False,
+            prox=0.0,
+            clip=0.0,
         )
         rng = torch.Generator().manual_seed(FINETUNE_SEED)
         with torch.enable_grad():  # evaluations run without gradients

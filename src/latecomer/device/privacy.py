@@ -15,7 +15,7 @@ from torch.linalg import vector_norm
 
 from latecomer.core.messages import TrainSpec
 from latecomer.device.ledger import Accountant, Kind, Ledger, Release, Unit
-from latecomer.device.training import Hook, Plan, mixed, plan_batches
+from latecomer.device.training import Hook, Plan, mixed, plan_batches, shuffled_passes
 from latecomer.errors import BadInput
 
 NOISE_STREAM = 2  # random stream of noise, beside BATCH_STREAM
@@ -108,7 +108,7 @@ class Privacy:
         """The number of releases of one task."""
         if self.where == "update":
             return 1
-        return _steps(n, spec) if self.sampling == "poisson" else spec.local_epochs
+        return _steps(n, spec) if self.sampling == "poisson" else shuffled_passes(n, spec)
 
     def may_release(self, ledger: Ledger, n: int, spec: TrainSpec) -> bool:
         """Whether one more task fits the budget."""
@@ -254,4 +254,4 @@ def _expected(n: int, spec: TrainSpec) -> int:
 
 
 def _steps(n: int, spec: TrainSpec) -> int:
-    return spec.local_epochs * -(-n // _expected(n, spec))
+    return spec.local_epochs * spec.epoch_steps(n)

@@ -18,7 +18,7 @@ from latecomer.core.messages import TrainSpec
 from latecomer.device import zoo
 from latecomer.device.clipping import clipped_sum, layers_of
 from latecomer.device.flat import FlatModel
-from latecomer.device.optimizers import OptimizerState, initial_state, optimizer_step
+from latecomer.device.optimizers import OptimizerState, initial_state, optimizer_step, own_step
 from latecomer.device.seeding import global_generator
 from latecomer.errors import BadInput
 from latecomer.loading import first_line
@@ -83,15 +83,25 @@ def mixed(*parts: int) -> int:
 
 
 def plan_batches(n: int, spec: TrainSpec, rng: torch.Generator) -> Plan:
-    """`local_epochs` shuffled passes over n examples; a short last batch is padded."""
+    """`local_epochs` shuffled passes over n examples; a short last batch is padded.
+
+    With `local_steps` the passes end after `local_epochs * local_steps` mini-batches.
+    """
     if n < 1:
         raise BadInput("a device needs at least one example to train on")
     width = min(spec.batch_size, n)
-    mask = _mask(n, width, spec.local_epochs)
+    passes = shuffled_passes(n, spec)
+    mask = _mask(n, width, passes)
     order = torch.zeros(mask.shape, dtype=torch.int64)
-    for one_pass in order.view(spec.local_epochs, -(-n // width) * width):
+    for one_pass in order.view(passes, -(-n // width) * width):
         torch.randperm(n, generator=rng, out=one_pass[:n])
-    return Plan(order, mask)
+    steps = spec.local_epochs * spec.epoch_steps(n)
+    return Plan(order[:steps], mask[:steps])
+
+
+def shuffled_passes(n: int, spec: TrainSpec) -> int:
+    """Passes over n examples that a task begins."""
+    return -(-spec.local_epochs * spec.epoch_steps(n) // -(-n // min(spec.batch_size, n)))
 
 
 @lru_cache(maxsize=1024)
@@ -192,11 +202,15 @@ def _train(
     weighted: bool = False,
 ) -> tuple[Tensor, OptimizerState]:
     plain = not functional and not weighted
-    step_of = optimizer_step(spec.optimizer)
     span = model.head if spec.last_layer_only else slice(0, model.layout.trained)
     whole = params if functional else model.extended(params.detach()).clone()
     base, moving = anchor[span], whole[span]
     gradient_at = _gradient_function(model, whole, span, spec, functional, stream.done)
+    step_of = (
+        own_step(spec.optimizer, _bound_in(model, whole, span, stream.done), spec)
+        if ":" in spec.optimizer
+        else optimizer_step(spec.optimizer)
+    )
     # With the output layer alone, the layers before it are used as they are.
     model.set_mode(training=True, statistics=not spec.last_layer_only)
     add = Tensor.add if functional else Tensor.add_
@@ -273,8 +287,7 @@ def _gradient_function(
     if functional:
         return torch.func.grad(loss_at)
 
-    bound = model.bind(whole, done)
-    leaves = [p for p in bound if span.start <= p.storage_offset() < span.stop]
+    leaves = _bound_in(model, whole, span, done)
 
     def gradient_at(moving: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         with torch.enable_grad():
@@ -283,6 +296,12 @@ def _gradient_function(
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
     return gradient_at
+
+
+def _bound_in(model: FlatModel, whole: Tensor, span: slice, done: int) -> list[nn.Parameter]:
+    """The parameters of the module in `span`, bound to `whole`."""
+    bound = model.bind(whole, done)
+    return [p for p in bound if span.start <= p.storage_offset() < span.stop]
 
 
 def _clipped(

@@ -1,10 +1,11 @@
 """Client side of a deployment: registers a device, trains its tasks, stores its state on disk."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from latecomer.device.deployed_model import DeployedModel, load_deployed_model, 
 from latecomer.device.disk import DeviceDisk, DeviceState, OpenTask
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
+from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
 from latecomer.engines.wire import (
     Introduction,
@@ -49,6 +51,8 @@ class Agent:
 
     A task may be trained in parts of whole passes over the data. After each part the device
     replies with its progress, and the next message may bring a newer model to rebase on.
+
+    `train` replaces the built-in training (`device.own_training`) and gets `config`.
     """
 
     def __init__(
@@ -59,8 +63,11 @@ class Agent:
         folder: Path,
         privacy: Privacy | None = None,
         width: float = 1.0,
+        train: TrainFunction | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.name, self.data, self.privacy, self.width = name, data, privacy, width
+        self.train, self.config = train, config
         self.networks = model if isinstance(model, Networks) else Networks(model)
         self.disk = DeviceDisk(folder)
 
@@ -100,7 +107,8 @@ class Agent:
         state.open_task = None
         self.disk.save(state)
         client, task = self._client(), replace(order.task, device=0, number=number)
-        if 0 < order.until < task.spec.local_epochs and not client.needs_memory(task):
+        in_parts = client.divisible(task) and not client.needs_memory(task)
+        if in_parts and 0 < order.until < task.spec.local_epochs:
             return self._start(client, state, payload, order, task)
         if ledger is not None:
             state.memory[LEDGER] = ledger
@@ -189,7 +197,17 @@ class Agent:
         return load_deployed_model(self.disk.folder, self.networks, *self.data())
 
     def _client(self) -> Client:
-        return Client(0, self.networks, *self.data(), self.seed, self.privacy, system_noise=True)
+        return Client(
+            0,
+            self.networks,
+            *self.data(),
+            self.seed,
+            self.privacy,
+            None,
+            True,
+            self.train,
+            self.config,
+        )
 
     def _size_of(self, name: str) -> tuple[Submodel | None, int]:
         """The sub-model of that name and its parameter count; InvalidPayload if there is none."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
+from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
 from latecomer.engines.agent import Agent
 from latecomer.engines.flower import from_records, to_records
@@ -28,6 +29,7 @@ def client_app(
     load_data: Callable[["Context"], tuple[Tensor, Tensor]],
     privacy: Privacy | None = None,
     state: Path | None = None,
+    train: TrainFunction | None = None,
 ) -> "ClientApp":
     """A ClientApp that performs Latecomer's tasks on one device.
 
@@ -35,6 +37,8 @@ def client_app(
     load_data: gives the device's examples and labels; called once per run in a permanent process.
     privacy: noise and budget of the device; None: none.
     state: folder of the device states; None: $LATECOMER_STATE, else ~/.latecomer/devices.
+    train: your own local training, train(model, dataset, context); its `context.config` is the
+        run-config of the Flower app.
 
     Read from the node-config: `device-id`, the name of the device and of its state folder (in
     Flower's simulation `partition-id` instead); `width`, its sub-model width (default 1);
@@ -43,7 +47,7 @@ def client_app(
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    app = ClientApp()
+    app, own_training = ClientApp(), train
     loaded: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
 
     def data(context: "Context", name: str) -> tuple[Tensor, Tensor]:
@@ -59,14 +63,17 @@ def client_app(
         name = device_name(context)
         width = float(context.node_config.get("width", 1.0))
         folder = state_folder(state) / name
-        return Agent(name, model(), lambda: data(context, name), folder, privacy, width)
+        return Agent(
+            name, model(), lambda: data(context, name), folder, privacy, width, own_training,
+            dict(context.run_config),
+        )  # fmt: skip
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]
     def introduce(message: "Message", context: "Context") -> "Message":
         return Message(to_records(agent(context).introduce()), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
-    def train(message: "Message", context: "Context") -> "Message":
+    def perform(message: "Message", context: "Context") -> "Message":
         reply = agent(context).answer(from_records(message.content))
         time.sleep(float(context.node_config.get("delay", 0.0)))
         return Message(to_records(reply), reply_to=message)

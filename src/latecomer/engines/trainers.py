@@ -51,7 +51,7 @@ class OneByOne(Stateful):
 
         Tasks of a device with memory may have been trained ahead of time.
         """
-        return not self._needs_memory(task)
+        return not self._needs_memory(task) and self.clients[task.device].divisible(task)
 
     def update(self, task: Task, rebases: Rebases = ()) -> Update:
         """The update of this task, with training rebased on broadcasts as `rebases` lists."""

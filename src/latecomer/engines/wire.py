@@ -293,7 +293,11 @@ def _spec(entries: Mapping[str, Any]) -> TrainSpec:
     if unknown := {name for name in entries if name.startswith("spec.")} - known:
         # Without it, the device would run another training program than the server expects.
         raise InvalidPayload(f"{quoted(min(unknown))} is unknown to this version of Latecomer")
-    return TrainSpec(**_section(TrainSpec, "spec", entries))
+    spec = TrainSpec(**_section(TrainSpec, "spec", entries))
+    if ":" in spec.optimizer:
+        # A server must not choose which code a device imports.
+        raise InvalidPayload("spec.optimizer: devices take no module:callable from a server")
+    return spec
 
 
 def encode_update(update: Update, key: str, base: str = "") -> Payload:

@@ -1,12 +1,15 @@
 """The Python interface: `run`, `compare` and `advise`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from latecomer.core.strategy import Strategy
 from latecomer.device.objective import LossFunction
+from latecomer.device.own_training import TrainFunction
 from latecomer.errors import BadInput
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
@@ -38,6 +41,8 @@ def run(
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
     data: object = None,
     resume: str | Path | None = None,
+    model: nn.Module | Callable[..., nn.Module] | str | None = None,
+    train: TrainFunction | str | None = None,
 ) -> Result:
     """Run one experiment in a new folder `out`, or continue the one in the folder `resume`.
 
@@ -50,6 +55,11 @@ def run(
     one value per example, or their mean. `metrics` are names, or {name: function} with functions of
     outputs and targets that give a number.
 
+    `model` is a name of `model.name`, an `nn.Module`, whose weights are the initial model and which
+    is not changed, or a callable that makes one. `train` is your own local training, a function
+    train(model, dataset, context) that changes the model in place and returns the number of
+    examples, or a dict of it (`num_examples`) and metrics, or nothing (`TrainContext`).
+
     `data` is one dataset, which `[data]` partitions over devices, or a list with one per device: a
     pair (x, y) of arrays or tensors, a map-style torch `Dataset`, a pandas frame (with the columns
     `data.target` and `data.subject`) or a dataset of the package `datasets`. With {"train": ...,
@@ -58,9 +68,11 @@ def run(
     if resume is not None:
         if config is not None:
             raise BadInput("resume= takes no config: the run's folder has it")
-        if isinstance(strategy, str) or isinstance(loss, str) or isinstance(metrics, Sequence):
+        if isinstance(metrics, Sequence) or any(
+            isinstance(each, str) for each in (strategy, loss, model, train)
+        ):
             raise BadInput("resume= takes no names: the run's folder has them")
-        given = Given(loss, {} if metrics is None else metrics, data)
+        given = Given(loss, {} if metrics is None else metrics, data, model, train)
         resume_run(Path(resume), _Logged(), strategy, given)
         return Result(Path(resume))
     tree = _tree(config)
@@ -69,9 +81,13 @@ def run(
     if isinstance(metrics, Sequence):
         named = [metrics] if isinstance(metrics, str) else list(metrics)
         tree, metrics = _with_objective(tree, "metrics", named), None
+    if isinstance(model, str):
+        tree, model = merged(tree, {"model": {"name": model}}), None
+    if isinstance(train, str):
+        tree, train = merged(tree, {"training": {"function": train}}), None
     if isinstance(strategy, str):
         tree, strategy = {**tree, "strategy": {**tree.get("strategy", {}), "name": strategy}}, None
-    given = Given(loss, {} if metrics is None else metrics, data)
+    given = Given(loss, {} if metrics is None else metrics, data, model, train)
     start_run(parse(tree), Path(out), _Logged(), strategy, given)
     return Result(Path(out))
 

@@ -29,6 +29,8 @@ Several = Annotated[tuple[T, ...], Field(strict=False)]
 Scale = Literal["global", "local", "none"]
 Augment = Literal["none", "base", "balanced"]
 Optimizer = Literal["sgd", "adam"]
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
+SCHEDULES = ("constant", "step", "cosine")  # of the learning rate
 
 
 class DriftConfig(Section):
@@ -140,10 +142,29 @@ class TrainingConfig(Section):
     batch_size: int = Field(32, ge=1)
     lr: float = Field(0.01, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)
-    optimizer: Optimizer = "sgd"
+    optimizer: str = "sgd"
     prox: float = Field(0.0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(0.0, ge=0)
+    local_steps: int = Field(0, ge=0)
+    schedule: str = "constant"
+    schedule_versions: int = Field(0, ge=0)
+    schedule_factor: float = Field(0.1, ge=0, le=1)
+    function: str = ""
+
+    @field_validator("optimizer")
+    @classmethod
+    def _is_an_optimizer(cls, value: str) -> str:
+        if value not in OPTIMIZERS and ":" not in value:
+            raise ValueError(f"must be one of {', '.join(OPTIMIZERS)}, or your own module:callable")
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _is_a_schedule(cls, value: str) -> str:
+        if value not in SCHEDULES and ":" not in value:
+            raise ValueError(f"must be one of {', '.join(SCHEDULES)}, or your own module:callable")
+        return value
 
 
 class ObjectiveConfig(Section):

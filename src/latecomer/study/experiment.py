@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latecomer.core.checks import Checks
 from latecomer.core.server import Server
@@ -19,6 +20,7 @@ from latecomer.device.flat import FlatModel
 from latecomer.device.kernel import compiled_kernel
 from latecomer.device.networks import Networks, build_networks
 from latecomer.device.objective import Objective
+from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
 from latecomer.device.training import average_loss
 from latecomer.engines.trainers import Batched, OneByOne, batch_size
@@ -35,6 +37,7 @@ from latecomer.fleet.fleet import (
 from latecomer.fleet.late import lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.submodel_widths import widths_by_speed
+from latecomer.loading import load_callable
 from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
 from latecomer.strategies.parts.personalisation import personalised
 from latecomer.strategies.parts.submodel_levels import (
@@ -44,7 +47,7 @@ from latecomer.strategies.parts.submodel_levels import (
 )
 from latecomer.strategies.recipe import Build, Recipe, find_recipe, resolve_options
 from latecomer.study.config import Config, GammaDelay, StrategyConfig
-from latecomer.study.given import Given
+from latecomer.study.given import Given, check_reference, reference
 from latecomer.study.local_data import (
     LocalData,
     drift_in_seconds,
@@ -62,6 +65,7 @@ from latecomer.study.objectives import (
 )
 from latecomer.study.private import privacy_of, training_spec
 from latecomer.study.resolution import Resolution, resolved_levels
+from latecomer.study.schedule import make_schedule
 from latecomer.study.setup_notes import setup_notes
 
 # The share of devices that must have answered before any sub-model is chosen by speed.
@@ -90,12 +94,19 @@ class Experiment:
         levels = resolved_levels(config.submodels, self.recipe)
         objective_config = with_references(config.objective, given)
         config = config.model_copy(update={"submodels": levels, "objective": objective_config})
+        config = _with_objects(config, given)
         dataset, config, self.data_fingerprint = read_data(config, given)
         self.federation: FederatedDataset = load_federated(config, dataset)
         del dataset  # its rows in memory are copied to the devices
         objective = objective_of(config.objective, self.federation, given)
-        self.networks: Networks = _networks(config, self.federation, objective)
+        self.networks: Networks = _networks(config, self.federation, objective, given.model)
         self.model: FlatModel = self.networks.whole
+        self.train = _train_function(config, given)
+        for model in self.networks.models:
+            if self.train is not None:
+                model.opaque = "devices run a training function of your own"
+            elif ":" in config.training.optimizer:
+                model.opaque = "devices use an optimiser of your own"
         late, targets = config.fleet.late.classes, self.federation.test.y
         scoring = scoring_of(config.objective, objective, given, late, targets)
         self.scoring = tried(self.networks, [c.train for c in self.federation.clients], scoring)
@@ -125,6 +136,7 @@ class Experiment:
             private = self.config.privacy.epsilon > 0
             setting = "privacy.where = 'step'" if private else "training.clip"
             check_clipping(self.model.traits, setting)
+        self._check_own_training()
         self._check_flower_strategy()
         self._check_that_time_passes()
         if self.config.engine.kernel == "compiled":
@@ -169,6 +181,7 @@ class Experiment:
         )
         if over_time and pooled:
             over_time = [concatenate_streams(over_time)]
+        tree = {} if self.train is None else self.config.model_dump(mode="json")
         return {
             device: Client(
                 device,
@@ -179,6 +192,8 @@ class Experiment:
                 # Where data change, by the examples at the start: fewer need more noise.
                 self.privacy(len(over_time[device](0.0).y if over_time else part.y)),
                 over_time[device] if over_time else (_constant(part) if part.stored else None),
+                train=self.train,
+                config=tree,
             )
             for device, part in enumerate(parts)
             if len(part.y)
@@ -197,7 +212,7 @@ class Experiment:
         chosen = late_devices(config, self.federation)
         if self.recipe.punctual:
             delay = 0.0  # still listed as late, for the metrics of these devices
-        passes = [n * self.spec.local_epochs for n in self._sizes]
+        passes = [self.spec.epoch_examples(n) * self.spec.local_epochs for n in self._sizes]
         epoch = epoch_seconds(fleet.devices, passes, 4 * self.model.layout.size)
         how = lateness_from_epochs(late.kind, delay, epoch, isinstance(late.delay, GammaDelay))
         return with_lateness(fleet, chosen, how)
@@ -218,7 +233,7 @@ class Experiment:
 
     def _levels(self, config: Config) -> list[float]:
         settings = config.submodels
-        passes = [n * self.spec.local_epochs for n in self._sizes]
+        passes = [self.spec.epoch_examples(n) * self.spec.local_epochs for n in self._sizes]
         costs = task_seconds(self.fleet.devices, passes, 4 * self.model.layout.size)
         # PrivaAsyncFed's 3 : 3 : 2 : 2 for four widths, equal shares for others.
         usual = (3.0, 3.0, 2.0, 2.0) if len(settings.widths) == 4 else (1.0,) * len(settings.widths)
@@ -253,6 +268,7 @@ class Experiment:
             Checks(self.config.server.norm_ratio, stop=self.config.server.most_refused == "stop"),
             self.config.seed,
             networks=self.networks,
+            schedule=make_schedule(self.config.training),
         )
 
     def engine(self, server: Server) -> VirtualEngine:
@@ -326,6 +342,28 @@ class Experiment:
             )
         self.privacy(max(self._sizes))
 
+    def _check_own_training(self) -> None:
+        """BadInput if a setting needs the built-in training and the user brings another."""
+        if self.train is None:
+            return
+        spec, config = self.strategy.prepare(self.spec), self.config
+        refused = {
+            "privacy.epsilon": (config.privacy.epsilon, "it cannot promise differential privacy"),
+            "submodels.level": (config.submodels.level != "none", "it trains the whole model"),
+            "training.clip": (spec.clip, "it clips gradients itself"),
+            "personalise.finetune_epochs": (
+                config.personalise.finetune_epochs,
+                "fine-tuning would use the built-in training",
+            ),
+            "last-layer training": (spec.last_layer_only, "it trains the whole model"),
+        }
+        for setting, (used, reason) in refused.items():
+            if used:
+                raise BadInput(
+                    f"training.function = {config.training.function!r}: not with {setting},"
+                    f" because {reason}"
+                )
+
     def _check_flower_strategy(self) -> None:
         """BadInput if a Flower strategy would wait for more devices than the fleet has."""
         merge = self.strategy.merge
@@ -380,7 +418,35 @@ def _input_dtype(federation: FederatedDataset) -> torch.dtype:
     return torch.float32 if first is None else first.take(torch.tensor([0])).x.dtype
 
 
-def _networks(config: Config, federation: FederatedDataset, objective: Objective) -> Networks:
+def _with_objects(config: Config, given: Given) -> Config:
+    """The config with references to the objects given in Python, for config.toml."""
+    changes: dict[str, Any] = {}
+    if given.model is not None:
+        name = {"name": reference(given.model)}
+        changes["model"] = config.model.model_copy(update=name)
+    else:
+        check_reference("model.name", config.model.name)
+    if given.train is not None:
+        function = {"function": reference(given.train)}
+        changes["training"] = config.training.model_copy(update=function)
+    else:
+        check_reference("training.function", config.training.function)
+    return config.model_copy(update=changes)
+
+
+def _train_function(config: Config, given: Given) -> TrainFunction | None:
+    """The user's local training, given in Python or named by the config; None: the built-in one."""
+    if given.train is not None or not config.training.function:
+        return given.train
+    return load_callable(config.training.function, "training.function")
+
+
+def _networks(
+    config: Config,
+    federation: FederatedDataset,
+    objective: Objective,
+    given: nn.Module | Callable[..., nn.Module] | None = None,
+) -> Networks:
     """The network in all widths that devices may train."""
     widths = config.submodels.widths if config.submodels.level != "none" else (1.0,)
     if not widths or not all(0 < w <= 1 for w in widths) or len({*widths}) < len(widths):
@@ -391,7 +457,7 @@ def _networks(config: Config, federation: FederatedDataset, objective: Objective
     shape, outputs = federation.input_shape, federation.num_outputs
     try:
         return build_networks(
-            config.model.name,
+            config.model.name if given is None else given,
             shape,
             outputs,
             config.model.hidden,

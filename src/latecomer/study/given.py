@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from latecomer.device.objective import LossFunction
+from latecomer.device.own_training import TrainFunction
 from latecomer.errors import BadInput
 from latecomer.study.metrics import Metric
 
@@ -19,11 +22,22 @@ class Given:
     loss: LossFunction | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     data: object = None  # see latecomer.data.given
+    model: nn.Module | Callable[..., nn.Module] | None = None
+    train: TrainFunction | None = None
 
     def __post_init__(self) -> None:
         if self.loss is not None and not callable(self.loss):
             kind = type(self.loss).__name__
             raise BadInput(f"loss: a {kind}; allowed are a name or a function (outputs, targets)")
+        if self.model is not None and not callable(self.model):
+            kind = type(self.model).__name__
+            raise BadInput(f"model: a {kind}; allowed are a name, an nn.Module or a callable")
+        if self.train is not None and not callable(self.train):
+            kind = type(self.train).__name__
+            raise BadInput(
+                f"train: a {kind}; allowed are module:callable or a function"
+                " (model, dataset, context)"
+            )
         if not isinstance(self.metrics, Mapping):
             kind = type(self.metrics).__name__
             raise BadInput(f"metrics: a {kind}; allowed are names in a list, or {{name: function}}")

@@ -1,6 +1,6 @@
 """The privacy mechanism and training spec of devices from the `[privacy]` table of a config."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from latecomer.core.messages import TrainSpec
 from latecomer.device.ledger import multiplier_for
@@ -11,7 +11,11 @@ from latecomer.study.config import Config, PrivacyConfig
 
 def training_spec(config: Config) -> TrainSpec:
     """The training spec of the config; with privacy per step, per-example gradients are clipped."""
-    spec, privacy = TrainSpec(**config.training.model_dump()), config.privacy
+    known = {field.name for field in fields(TrainSpec)}
+    settings = config.training.model_dump(include=known)
+    if config.training.local_steps:
+        settings["local_epochs"] = 1  # of `local_steps` mini-batches
+    spec, privacy = TrainSpec(**settings), config.privacy
     if not privacy.epsilon or privacy.where == "update":
         return spec
     if spec.clip:

@@ -23,6 +23,7 @@ from latecomer.study.config import (
     StopConfig,
     StrategyConfig,
     SubmodelsConfig,
+    TrainingConfig,
 )
 
 # Below this many local steps in a run, compiling the kernel takes longer than it saves.
@@ -67,6 +68,7 @@ class Resolution:
                 "stop": stop,
                 "privacy": self._privacy(stop),
                 "evaluate": config.evaluate.model_copy(update={"every": self._every(stop)}),
+                "training": self._training(stop),
                 "engine": config.engine.model_copy(update={"kernel": self.kernel[0]}),
             }
         )
@@ -84,7 +86,7 @@ class Resolution:
     @property
     def _passes(self) -> list[int]:
         """Training examples that each device processes in a task."""
-        return [n * self.spec.local_epochs for n in self.sizes]
+        return [self.spec.epoch_examples(n) * self.spec.local_epochs for n in self.sizes]
 
     @property
     def _bytes(self) -> int:
@@ -117,6 +119,22 @@ class Resolution:
             return privacy
         return privacy.model_copy(update={"tasks": max(1, ceil(self._planned_epochs(stop)))})
 
+    def _training(self, stop: StopConfig) -> TrainingConfig:
+        """With the versions that a schedule of the learning rate spans, if they are not given."""
+        training = self.config.training
+        if training.schedule not in ("step", "cosine") or training.schedule_versions:
+            return training
+        versions = self._planned_versions(stop) / (3 if training.schedule == "step" else 1)
+        return training.model_copy(update={"schedule_versions": max(1, round(versions))})
+
+    def _planned_versions(self, stop: StopConfig) -> float:
+        """Commits until the nearest bound: one per epoch, or one per update or full buffer."""
+        epochs = self._planned_epochs(stop)
+        if self.strategy.has_epochs:
+            return epochs
+        updates = epochs * sum(n > 0 for n in self.sizes)
+        return updates / max(1, getattr(self.strategy.merge, "size", 1))
+
     def _drift(self, stop: StopConfig) -> DriftConfig:
         """Begin and length in nominal epochs, from the expected length of the run."""
         drift = self.config.data.drift
@@ -139,7 +157,7 @@ class Resolution:
     @cached_property
     def batching_problem(self) -> str | None:
         """Why several models cannot be computed at once; None if they can."""
-        return reason_not_to_batch(self.networks.whole)
+        return self.networks.whole.opaque or reason_not_to_batch(self.networks.whole)
 
     @cached_property
     def kernel(self) -> tuple[str, str]:
@@ -156,6 +174,10 @@ class Resolution:
             return "compiled", "a plain network and many steps"
         if len(self._trained_sizes) == 1:
             return "plain", "a single device"
+        if opaque := self.networks.whole.opaque:
+            return "plain", opaque
+        if self.config.training.schedule != "constant" and not self.strategy.has_epochs:
+            return "plain", "the learning rate changes with every version"
         if self.config.privacy.epsilon:
             return "plain", "devices with a privacy ledger train one task at a time"
         if self.strategy.prepare(self.spec).needs_memory:
@@ -177,7 +199,7 @@ class Resolution:
             return "convolutions with different weights are slower in one batch"
         if whole.layout.size <= ALWAYS_BATCHED:
             return None
-        steps = [-(-n // self.spec.batch_size) for n in sizes]
+        steps = [self.spec.epoch_steps(n) for n in sizes]
         time = (0.4 + whole.layout.size / 90_000) * max(steps) / float(np.mean(steps))
         return "a batch of networks of this size takes longer than one by one" if time > 1 else None
 
@@ -185,6 +207,8 @@ class Resolution:
         """The kernel, if it covers the strategy's training program; else the reason."""
         if self.config.privacy.epsilon:
             return "training with privacy needs the plain kernel"
+        if self.networks.whole.opaque:
+            return self.networks.whole.opaque
         found = compiled_kernel(self.networks.whole)
         if isinstance(found, CompiledKernel) and not found.covers(self.strategy.prepare(self.spec)):
             return "it does not cover this training program (see docs/speed.md)"
@@ -193,9 +217,7 @@ class Resolution:
     def _planned_steps(self) -> float:
         """Local training steps until the nearest bound, roughly."""
         stop, sizes = self._stop, self._trained_sizes
-        steps = self.spec.local_epochs * float(
-            np.mean([-(-n // self.spec.batch_size) for n in sizes])
-        )
+        steps = self.spec.local_epochs * float(np.mean([self.spec.epoch_steps(n) for n in sizes]))
         bounds = [float(stop.updates), float(stop.epochs * len(sizes))]
         if stop.virtual_seconds and self.epoch_seconds:
             bounds.append(self.tasks_in(stop.virtual_seconds))

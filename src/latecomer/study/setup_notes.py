@@ -15,10 +15,10 @@ def setup_notes(
     name, program = recipe.name, strategy.prepare(spec)
     if config.data.drift.kind != "none" and config.data.test == "official":
         yield "data.drift: the official test rows belong to no device and do not change"
-    if strategy.inverts and spec.optimizer == "adam":
+    if strategy.inverts and spec.optimizer != "sgd":
         yield (
-            f"{name} with training.optimizer = 'adam': inversion through Adam is inaccurate;"
-            " compensation ends if its errors are larger than without; prefer sgd"
+            f"{name} with training.optimizer = {spec.optimizer!r}: inversion through it is"
+            " inaccurate; compensation ends if its errors are larger than without; prefer sgd"
         )
     late = config.fleet.late
     if late.only and not late.delay:

@@ -105,7 +105,7 @@ class InversionTarget:
 
 def local_steps(spec: TrainSpec, num_examples: int) -> int:
     """The number of optimiser steps of the device's program on `num_examples` examples."""
-    return spec.local_epochs * -(-num_examples // min(spec.batch_size, num_examples))
+    return spec.local_epochs * spec.epoch_steps(num_examples)
 
 
 def effective_rate(spec: TrainSpec, steps: int) -> float:
@@ -189,7 +189,7 @@ def reason_not_to_invert(network: FlatModel) -> str | None:
 def _reason_not_to_estimate(network: FlatModel) -> str | None:
     """Why examples cannot be estimated from an update, as far as layers and objective tell."""
     objective = network.objective
-    if reason := network.traits.reason_not_pure:
+    if reason := network.opaque or network.traits.reason_not_pure:
         return reason
     if not network.input_dtype.is_floating_point:
         return "its inputs are integers"

@@ -97,14 +97,15 @@ class Load:
 
 def loads_of(experiment: Experiment) -> list[Load]:
     """The load of each device; `passes` is 0 for devices without data."""
-    networks, epochs = experiment.networks, experiment.spec.local_epochs
+    networks, spec = experiment.networks, experiment.spec
     declared = experiment.config.submodels.level == "declared"
     found = []
     for device, client in enumerate(experiment.federation.clients):
         width = experiment.levels[device] if declared else 1.0
         submodel = networks.submodels[width]
         network = networks(submodel) or experiment.model
-        passes = len(client.train.y) * epochs * networks.work(submodel)
+        trained = spec.epoch_examples(len(client.train.y)) * spec.local_epochs
+        passes = trained * networks.work(submodel)
         found.append(Load(4 * network.layout.size, passes))
     return found
 

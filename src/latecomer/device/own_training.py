@@ -1,0 +1,145 @@
+"""A user's own local training: train(model, dataset, context) in place of the built-in program."""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from latecomer.core.messages import TrainSpec
+from latecomer.device.flat import FlatModel
+from latecomer.device.seeding import global_generator
+from latecomer.errors import BadInput
+
+EXAMPLES = ("num_examples", "num-examples", "examples")  # keys for the number of examples
+
+
+@dataclass(frozen=True)
+class TrainContext:
+    """What a training function may use besides the model and the data.
+
+    lr: learning rate of this task, after the schedule.
+    local_epochs, local_steps, batch_size, optimizer, momentum, weight_decay, prox: as in the config
+        or as the strategy changes them; it is the function's choice to follow them.
+    device: the torch device of the model.
+    generator: a torch generator of this task; the global ones of torch, numpy and random are
+        seeded for the task, too.
+    seed: the seed of this task.
+    number: how many tasks the device did before this one.
+    client: the number of the device in the fleet; always 0 on a real device.
+    config: the config of the run as nested dicts; on a real device what its app gives.
+    """
+
+    lr: float
+    local_epochs: int
+    local_steps: int
+    batch_size: int
+    optimizer: str
+    momentum: float
+    weight_decay: float
+    prox: float
+    device: torch.device
+    generator: torch.Generator
+    seed: int
+    number: int
+    client: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+TrainFunction = Callable[
+    [nn.Module, "Dataset[tuple[Tensor, ...]]", TrainContext], Mapping[str, float] | int | None
+]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The number of examples that a training function used, and its metrics."""
+
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+def own_update(
+    function: TrainFunction,
+    model: FlatModel,
+    params: Tensor,
+    x: Tensor,
+    y: Tensor,
+    spec: TrainSpec,
+    seed: int,
+    number: int,
+    client: int,
+    config: Mapping[str, Any],
+) -> tuple[Tensor, Reported]:
+    """The parameters after `function` has trained a copy of the module, and what it reported.
+
+    The copy belongs to this task, so nothing that the function adds to it reaches the next.
+    """
+    module = model.copy_at(params)
+    context = TrainContext(
+        spec.lr * spec.lr_scale,
+        spec.local_epochs,
+        spec.local_steps,
+        spec.batch_size,
+        spec.optimizer,
+        spec.momentum,
+        spec.weight_decay,
+        spec.prox,
+        params.device,
+        torch.Generator().manual_seed(seed),
+        seed,
+        number,
+        client,
+        config,
+    )
+    with _all_seeded(seed), torch.enable_grad():
+        returned = function(module, TensorDataset(x, y), context)
+    return model.vector_of(module), _reported(returned, len(y))
+
+
+def _reported(returned: object, examples: int) -> Reported:
+    """What the function returned; BadInput if it cannot be used."""
+    if returned is None:
+        return Reported(examples, {})
+    if isinstance(returned, int) and not isinstance(returned, bool):
+        returned = {EXAMPLES[0]: returned}
+    if not isinstance(returned, Mapping):
+        raise BadInput(
+            f"training.function: it returned a {type(returned).__name__}; allowed are a dict with"
+            " num_examples and metrics, the number of examples, or nothing"
+        )
+    metrics = {str(name): value for name, value in returned.items() if name not in EXAMPLES}
+    count = next((returned[name] for name in EXAMPLES if name in returned), examples)
+    if int(count) != count or count < 1:
+        raise BadInput(f"training.function: num_examples = {count!r}: allowed is 1 or more")
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise BadInput(
+                f"training.function: metric {name!r} is a {type(value).__name__}, not a number"
+            ) from None
+        if not math.isfinite(numbers[name]):
+            raise BadInput(f"training.function: metric {name!r} is {value}; it must be finite")
+    return Reported(int(count), numbers)
+
+
+@contextmanager
+def _all_seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python, and restore them at the end."""
+    python, arrays = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        with global_generator(seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
