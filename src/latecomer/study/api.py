@@ -68,9 +68,9 @@ def run(
     if resume is not None:
         if config is not None:
             raise BadInput("resume= takes no config: the run's folder has it")
-        if isinstance(metrics, Sequence) or any(
-            isinstance(each, str) for each in (strategy, loss, model, train)
-        ):
+        if isinstance(strategy, str) or isinstance(loss, str) or isinstance(metrics, Sequence):
+            raise BadInput("resume= takes no names: the run's folder has them")
+        if isinstance(model, str) or isinstance(train, str):
             raise BadInput("resume= takes no names: the run's folder has them")
         given = Given(loss, {} if metrics is None else metrics, data, model, train)
         resume_run(Path(resume), _Logged(), strategy, given)
