@@ -318,6 +318,46 @@ def test_bad_data_is_one_line(call: Call, tmp_path: Path, kind: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+BAD_TABLES: dict[str, tuple[str, list[str], list[str]]] = {
+    "missing file": ("", [], ["no such file"]),
+    "ragged": ("a,label\n1,2,3,4\n1,2\n1,2,3,4,5\n", [], ["cannot be read", "Expected"]),
+    "wrong column": ("a,lable\n1,2\n2,3\n", [], ["no column 'label'", "did you mean 'lable'"]),
+    "wrong subject": ("a,label,who\n1,2,x\n2,3,y\n", ["data.subject=woh"], ["'who'"]),
+    "no subject": ("a,label\n1,2\n2,3\n", ["data.partition=by-subject"], ["by-subject needs"]),
+    "no labels": ("a,label\n1,\n2,\n", [], ["missing in every row"]),
+    "numbers as classes": ("a,label\n1,2.5\n2,3.5\n", [], ["cross-entropy", "needs class labels"]),
+    "other option": (
+        "a,label\n1,2\n2,3\n",
+        ["data.size=3"],
+        ["no option data.size", "data.target"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TABLES)
+def test_a_bad_table_is_one_line(call: Call, tmp_path: Path, kind: str) -> None:
+    content, changes, words = BAD_TABLES[kind]
+    path = tmp_path / "t.csv"
+    if content:
+        path.write_text(content)
+    settings = ["--set", "data.source=csv", "--set", f'data.path="{path}"']
+    settings += [part for change in changes for part in ("--set", change)]
+    for command in (["run", "--out", "../out"], ["data"]):
+        refused(call(command[0], "../tiny.toml", *command[1:], *settings), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_are_shown(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,label\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(40)))
+    settings = ["--set", "data.source=csv", "--set", f'data.path="{path}"']
+    settings += ["--set", "data.partition=iid", "--set", "fleet.devices=4"]
+    outcome = call("data", "../tiny.toml", *settings)
+    assert (outcome.code, outcome.err) == (0, "")
+    for part in ("examples   40", "targets    2 classes", "min 10, median 10, max 10", "█ 20"):
+        assert part in outcome.out
+
+
 def test_missing_values_are_allowed_and_told(call: Call, tmp_path: Path) -> None:
     path = npz(tmp_path / "data.npz", x=with_one(np.nan))
     settings = ["--set", "data.source=npz", "--set", f'data.path="{path}"']

@@ -34,13 +34,16 @@ def devices(path: str) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 class NextCharacter(nn.Module):
-    """Logits of the next character from the last four, by a causal convolution."""
+    """Logits of the next character from the last four, by a causal convolution.
 
-    def __init__(self) -> None:
+    `num_classes` is the number of different characters in the data.
+    """
+
+    def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(len(CHARACTERS), 32)
+        self.embedding = nn.Embedding(num_classes, 32)
         self.convolution = nn.Conv1d(32, 128, kernel_size=4)
-        self.out = nn.Linear(128, len(CHARACTERS))
+        self.out = nn.Linear(128, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         past = nn.functional.pad(self.embedding(x.long()).transpose(1, 2), (3, 0))

@@ -210,3 +210,24 @@ def test_settings_that_need_classes_are_refused_in_one_line(tmp_path: Path) -> N
             out=tmp_path / "run",
             data=(X, X.sum(axis=1)),
         )
+
+
+def test_the_example_of_speakers_makes_one_device_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speech = "To be, or not to be, that is the question"
+    blocks = [f"{name}:\n{speech} {i}!" for i in range(20) for name in ("ANN", "BOB")]
+    (tmp_path / "play.txt").write_text("\n\n".join([*blocks, "EVE:\nOnly once."]))
+    folder = Path(__file__).parents[2] / "examples" / "shakespeare"
+    monkeypatch.chdir(folder)
+    tree = tomllib.loads((folder / "shakespeare.toml").read_text())
+    change = {"data": {"path": str(tmp_path / "play.txt")}, "stop": {"updates": 8}}
+    result = latecomer.run(merged(tree, change), out=tmp_path / "run")
+    assert result.summary["devices"] == 2
+    assert result.metrics.loss.iloc[-1] < result.metrics.loss.iloc[0]
+    import speakers  # type: ignore[import-not-found]
+
+    (x, y), _ = speakers.devices(str(tmp_path / "play.txt"))
+    assert x.shape == y.shape == (len(x), speakers.LENGTH)
+    np.testing.assert_array_equal(x.reshape(-1)[1:], y.reshape(-1)[:-1])
+    assert "".join(speakers.CHARACTERS[code] for code in x[0]).startswith("To be, or not")
