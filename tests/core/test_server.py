@@ -20,6 +20,7 @@ from latecomer.core.messages import (
     TrainSpec,
     Update,
 )
+from latecomer.core.outcomes import ClusterSplit
 from latecomer.core.params import CHUNK
 from latecomer.core.server import Server
 from latecomer.core.strategy import (
@@ -396,3 +397,12 @@ def test_long_vectors_are_mixed_as_short_ones():
     contribution = Contribution(task, Update(0, delta, 1), base, delta, "main", 0)
     found = mixed(head, contribution, 0.25)
     assert torch.equal(found, torch.lerp(head, base + delta, 0.25))
+
+
+def test_a_route_to_a_new_lineage_is_reported_as_a_split():
+    server = Server(torch.zeros(1), Strategy(route=lambda c, view: "other"), TrainSpec())
+    (task,) = sends(server.handle(Joined(0)))
+    done = server.handle(Arrived(0, Update(task.id, torch.ones(1), 1)))
+    assert [each for each in done if isinstance(each, ClusterSplit)] == [
+        ClusterSplit("main", "other", [0])
+    ]
