@@ -50,13 +50,16 @@ def test_a_log_that_was_cut_back_is_read_anew(tmp_path):
     assert progress.line() == "1 versions, 1 updates"
 
 
-def test_metrics_without_an_accuracy_are_passed_over(tmp_path):
+def test_metrics_without_an_accuracy(tmp_path):
     (tmp_path / "events.jsonl").write_text(lines(EVENTS[:4]))
     (tmp_path / "metrics.csv").write_text("updates\n1\n")
     progress = RunProgress(tmp_path)
     progress.read()
     assert progress.updates == 1
-    assert progress.accuracy is None
+    assert progress.score is None
+    (tmp_path / "metrics.csv").write_text("updates,version,rmse\n1,1,12.5\n")
+    progress.read()
+    assert progress.line().endswith("RMSE 12.5")
 
 
 def test_quarantines_and_roll_backs_are_shown(tmp_path):

@@ -5,15 +5,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from latecomer.errors import BadInput
+from latecomer.study.metric_names import label_of, metric_columns, number_text
 from latecomer.study.view.history import Follower, History
 
 
 class RunProgress:
-    """Counts and accuracy of a run, as of the last `read` of its event log and metrics."""
+    """Counts and first metric of a run, as of the last `read` of its event log and metrics."""
 
     def __init__(self, folder: Path) -> None:
         self._log, self._metrics = Follower(folder / "events.jsonl"), folder / "metrics.csv"
-        self.accuracy: float | None = None
+        self.metric = ""
+        self.score: float | None = None
 
     @property
     def history(self) -> History:
@@ -29,12 +31,14 @@ class RunProgress:
             self._log.catch_up()
         with suppress(OSError, ValueError, LookupError):
             rows = csv.DictReader(self._metrics.read_text(encoding="utf-8").splitlines())
-            self.accuracy = float([row["accuracy"] for row in rows][-1])
+            last = list(rows)[-1]
+            self.metric = metric_columns(last)[0]
+            self.score = float(last[self.metric])
 
     def line(self) -> str:
         shown = [f"{self.history.commits} versions", f"{self.updates} updates"]
-        if self.accuracy is not None:
-            shown.append(f"accuracy {self.accuracy:.3f}")
+        if self.score is not None:
+            shown.append(f"{label_of(self.metric)} {number_text(self.metric, self.score)}")
         if self.history.failures:
             shown.append(f"{self.history.failures} lost")
         if self.history.quarantined:
