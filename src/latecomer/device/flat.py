@@ -65,7 +65,15 @@ class FlatModel:
         self._counters = [(value, value.clone()) for _, _, value in counters_of(self.module)]
         self._initial = self._flattened(self.module)
         self.kernel: CompiledKernel | None = None
+        self.device = torch.device("cpu")
         self.opaque = ""  # why the server cannot repeat the training of devices; empty if it can
+
+    def to(self, device: torch.device) -> None:
+        """Compute on this device. Parameter vectors, examples and outputs stay where they are."""
+        self.device = device
+        self.module.to(device)
+        self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self._counters = [(value, value.clone()) for _, _, value in counters_of(self.module)]
 
     @property
     def keeps_buffers(self) -> bool:
@@ -94,7 +102,8 @@ class FlatModel:
         """
         self.set_mode(training)
         complete = params.numel() == self.whole.size
-        tensors = self.whole.unflatten(params if complete else self.extended(params))
+        vector = params if complete else self.extended(params)
+        tensors = self.whole.unflatten(vector.to(self.device))
         if not complete and len(x) > 1:
             self._set_norms(training=True)
         for name in self.traits.buffers:  # copies: normalisation layers may change them
@@ -102,10 +111,10 @@ class FlatModel:
             tensors[name] = buffer.clamp(min=0.0) if name.endswith(VARIANCE) else buffer.clone()
         drawn = self.traits.random_in_use and not training
         with global_generator(0) if drawn else nullcontext():
-            output: Tensor = torch.func.functional_call(self.module, tensors, x)
+            output: Tensor = torch.func.functional_call(self.module, tensors, x.to(self.device))
         if not complete:
             self._set_norms(training)
-        return output
+        return output.to(params.device)
 
     def bind(self, vector: Tensor, steps: int = 0) -> list[nn.Parameter]:
         """Make the trained tensors of `module` views of `vector`, until the next call.
@@ -147,14 +156,18 @@ class FlatModel:
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """Copies of all tensors of the module at `params`, as `load_state_dict` takes them."""
-        self.bind(self.extended(params).clone())
+        self.bind(self.extended(params).to(self.device, copy=True))
         named = self.module.state_dict().items()
-        return {name: value.detach().clone() for name, value in named if isinstance(value, Tensor)}
+        return {
+            name: value.detach().to("cpu", copy=True)
+            for name, value in named
+            if isinstance(value, Tensor)
+        }
 
     def copy_at(self, params: Tensor) -> nn.Module:
         """A copy of the module at `params`, in training mode and without gradients."""
         self.set_mode(training=True)
-        self.bind(self.extended(params).clone())
+        self.bind(self.extended(params).to(self.device, copy=True))
         module = copy.deepcopy(self.module)
         module.zero_grad(set_to_none=True)
         return module

@@ -27,7 +27,7 @@ class TrainContext:
     lr: learning rate of this task, after the schedule.
     local_epochs, local_steps, batch_size, optimizer, momentum, weight_decay, prox: as in the config
         or as the strategy changes them; it is the function's choice to follow them.
-    device: the torch device of the model.
+    device: the torch device of the model and of the examples.
     generator: a torch generator of this task; the global ones of torch, numpy and random are
         seeded for the task, too.
     seed: the seed of this task.
@@ -91,7 +91,7 @@ def own_update(
         spec.momentum,
         spec.weight_decay,
         spec.prox,
-        params.device,
+        model.device,
         torch.Generator().manual_seed(seed),
         seed,
         number,
@@ -99,7 +99,8 @@ def own_update(
         config,
     )
     with _all_seeded(seed), torch.enable_grad():
-        returned = function(module, TensorDataset(x, y), context)
+        dataset = TensorDataset(x.to(model.device), y.to(model.device))
+        returned = function(module, dataset, context)
     return model.vector_of(module), _reported(returned, len(y))
 
 

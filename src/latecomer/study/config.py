@@ -234,10 +234,11 @@ class ServerConfig(Section):
 
 
 class EngineConfig(Section):
-    """How local training is computed: the kernel, and the memory for a batch of tasks."""
+    """How local training is computed: the kernel, memory for a batch of tasks, torch device."""
 
     kernel: Literal["auto", "plain", "batched", "compiled"] = "auto"
     memory_mb: float = Field(512.0, gt=0)
+    device: str = "auto"
 
 
 class PersonaliseConfig(Section):

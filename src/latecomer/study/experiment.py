@@ -14,6 +14,7 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.data.drift import concatenate_streams
 from latecomer.data.federated_dataset import Examples, FederatedDataset
+from latecomer.device.accelerator import torch_device
 from latecomer.device.checks import check_clipping
 from latecomer.device.client import Client
 from latecomer.device.flat import FlatModel
@@ -102,7 +103,9 @@ class Experiment:
         self.networks: Networks = _networks(config, self.federation, objective, given.model)
         self.model: FlatModel = self.networks.whole
         self.train = _train_function(config, given)
+        device = torch_device(config.engine.device)
         for model in self.networks.models:
+            model.to(device)
             if self.train is not None:
                 model.opaque = "devices run a training function of your own"
             elif ":" in config.training.optimizer:

@@ -69,9 +69,13 @@ class Resolution:
                 "privacy": self._privacy(stop),
                 "evaluate": config.evaluate.model_copy(update={"every": self._every(stop)}),
                 "training": self._training(stop),
-                "engine": config.engine.model_copy(update={"kernel": self.kernel[0]}),
+                "engine": config.engine.model_copy(update=self._engine),
             }
         )
+
+    @property
+    def _engine(self) -> dict[str, str]:
+        return {"kernel": self.kernel[0], "device": str(self.networks.whole.device)}
 
     @cached_property
     def epoch_seconds(self) -> float:
@@ -209,6 +213,8 @@ class Resolution:
             return "training with privacy needs the plain kernel"
         if self.networks.whole.opaque:
             return self.networks.whole.opaque
+        if self.networks.whole.device.type != "cpu":
+            return "the compiled kernel runs on the CPU only (engine.device)"
         found = compiled_kernel(self.networks.whole)
         if isinstance(found, CompiledKernel) and not found.covers(self.strategy.prepare(self.spec)):
             return "it does not cover this training program (see docs/speed.md)"

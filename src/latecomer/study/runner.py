@@ -152,6 +152,12 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
         raise RunFailed(
             f"{folder}: {reason}; when that is fixed, `latecomer run --resume {folder}`"
         ) from error
+    except torch.OutOfMemoryError as error:
+        raise RunFailed(
+            f"{folder}: out of memory on the accelerator: {first_line(error)}; lower"
+            " training.batch_size or engine.memory_mb, or set engine.device = 'cpu' in its"
+            f" config.toml, then `latecomer run --resume {folder}`"
+        ) from error
     except Exception as error:  # a user's model or strategy may raise anything
         frame = extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
