@@ -238,8 +238,8 @@ def test_no_steps_gives_a_copy() -> None:
 
 def test_an_unknown_optimizer_is_named() -> None:
     model, (x, y) = model_of("mlp"), data_of("mlp")
-    spec = TrainSpec(optimizer="adamw")
-    with pytest.raises(BadInput, match=r"adamw.*sgd, adam"):
+    spec = TrainSpec(optimizer="lion")
+    with pytest.raises(BadInput, match=r"lion.*sgd, adam"):
         local_update(model, model.init(0), x, y, spec, plan_of(len(x), spec))
 
 
