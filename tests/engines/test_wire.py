@@ -48,10 +48,16 @@ def whole(name):
     return None, SIZE
 
 
+def test_a_server_cannot_make_a_device_import_code():
+    payload = encode_task(a_task(spec=TrainSpec(optimizer="os:system")), "s-7")
+    with pytest.raises(InvalidPayload, match="module:callable"):
+        decode_task(payload, whole)
+
+
 def test_a_task_comes_out_as_it_went_in():
     spec = TrainSpec(
         3, 8, 0.2, 0.1, "adam", 0.3, 0.4, 1.5, True, 0.7, True, False, True, True, True, 0.2, 1,
-        0.3, True,
+        0.3, True, 7,
     )  # fmt: skip
     assert all(getattr(spec, f.name) != f.default for f in fields(TrainSpec))
     offers = (Offer("b", 9, torch.randn(SIZE)), Offer("c", 8, torch.randn(SIZE)))
