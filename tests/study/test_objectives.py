@@ -28,12 +28,17 @@ from latecomer.device.objective import make_objective
 from latecomer.errors import BadInput
 from latecomer.study.compare import compare
 from latecomer.study.config import Config, parse
+from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.experiment import Experiment
 from latecomer.study.har.plan import make_plan
+from latecomer.study.metric_names import SHARES, label_of
 from latecomer.study.metrics import Scores, over_devices, token_scores
 from latecomer.study.report import write_report
+from latecomer.study.results import Result
 from latecomer.study.runner import resume_run, start_run
 from latecomer.study.scoring import Scoring
+from latecomer.study.view.history import History
+from latecomer.study.view.run_document import run_document
 from problems import KINDS, a_problem, huber, largest_error
 
 NAN = float("nan")
@@ -129,6 +134,14 @@ def test_files_have_the_metrics_of_the_objective(kind: str, make: Make, tmp_path
     assert summary["worst_client"] == int((devices[main] == worst).idxmax())
     page = write_report(tmp_path / "run").read_text()
     assert "late-class" not in page.split("plotly")[0]
+    document = run_document(Result(tmp_path / "run"), History())
+    titles = {view.y_title for panel in document.panels for view in panel.views}
+    charted = [name for name in METRICS[kind] if name not in ("loss", *SHARES)]
+    assert {label_of(name) for name in charted} <= titles
+    assert LOSSES[kind] in titles
+    assert label_of(main) in document.facts
+    assert f"local test {label_of(main)}" in document.facts
+    assert "accuracy" not in document.facts
     assert latecomer.load(tmp_path / "run").metrics["loss"].iloc[-1] > 0  # type: ignore[union-attr]
 
 
@@ -451,6 +464,16 @@ def test_scores_of_tokens() -> None:
     )
     assert found["perplexity"] == pytest.approx(each.exp().item())
     assert token_scores([(logits[:2], torch.full((2, 2), -1))])["perplexity"] is None
+
+
+@pytest.mark.parametrize(("lower", "best"), [(True, 0.5), (False, 3.0)])
+def test_early_stopping_knows_which_way_is_better(lower: bool, best: float) -> None:
+    stopping = EarlyStopping(2, ("updates",), "rmse", lower)
+    for updates, value in enumerate((2.0, 0.5, 3.0, None)):
+        stopping.record({"updates": updates}, Scores({"loss": 0.0, "rmse": value}))
+    assert stopping.best is not None
+    assert stopping.best["validation_rmse"] == best
+    assert stopping.is_over == lower
 
 
 def test_the_worst_device_has_the_largest_error() -> None:
