@@ -17,7 +17,6 @@ from latecomer.device.flat import FlatModel
 from latecomer.device.networks import Networks
 from latecomer.device.objective import Kind, Objective, make_objective
 from latecomer.errors import BadInput
-from latecomer.strategies.latecomer.calibration import Calibration
 from latecomer.strategies.parts.clustering import Clustering
 from latecomer.strategies.parts.inversion import reason_not_to_invert
 from latecomer.study.config import ObjectiveConfig
@@ -189,12 +188,8 @@ def objective_notes(
         )
     if objective.classifies:
         return
-    without = {
-        "clusters form by distances and losses alone": isinstance(strategy.route, Clustering),
-        "there is no calibration": any(isinstance(o, Calibration) for o in strategy.observers),
-    }
-    if missing := [what for what, used in without.items() if used]:
-        yield f"{name}: {' and '.join(missing)}, because targets are no classes"
+    if isinstance(strategy.route, Clustering):
+        yield f"{name}: clusters form by distances and losses alone, because targets are no classes"
     if prior:
         yield "personalise.prior has no effect: targets are no classes"
     if objective.kind == "regression":

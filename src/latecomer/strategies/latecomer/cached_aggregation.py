@@ -26,9 +26,7 @@ from latecomer.strategies.latecomer.measured_step import MeasuredStep
 from latecomer.strategies.parts.merging import Surrogates
 from latecomer.strategies.parts.quota import quota
 
-MIN_ARRIVALS = 3  # devices per commit, if the lineage has as many
-NORM_CLIP = 2.0  # times the median norm of the updates of a commit
-AGE_DISCOUNT = 0.5  # exponent of 1 + staleness in fleet passes
+NORM_CLIP = 2.0  # times the median norm of the devices' last updates
 CORRECTION = 0.3  # share of the variance-reduced correction: 0 is MIFA, 1 is CA2FL
 FORGET_AFTER_PASSES = 3  # fleet passes after which the cached update of an absent device is dropped
 
@@ -42,6 +40,7 @@ class CachedUpdate:
     submodel: Submodel | None
     weight: float
     version: int  # commits when it arrived
+    rms: float  # root mean square of the delta before clipping
 
 
 @portable
@@ -58,13 +57,13 @@ class LineageCache:
 
 
 class CachedAggregation(Stateful):
-    """Merge: after `share` * members devices have reported, commit with the mean of the cache.
+    """Merge: after `share` * members updates, commit with the mean of the cache.
 
         w <- w + gain * (devices reported) / members * (mean of the cache + 0.3 * mean change)
 
     The mean change is that of the devices that reported, against their previous update. `step`
-    gives the gain. Updates are clipped to twice the median norm of those they arrive with, and
-    multiplied by (1 + staleness in fleet passes)^-0.5 without a change of their weight.
+    gives the gain. Updates are clipped to twice the median norm of all devices' last updates.
+    A late update counts as much as any other.
     Members are the devices of the lineage that are idle, working or cached. `surrogates` replace
     cached updates older than a fleet pass. Known privacy noise scales the gain above 1 and the
     correction by the median share of an update's squared norm that is not noise.
@@ -85,7 +84,7 @@ class CachedAggregation(Stateful):
             cache = self._caches[lineage] = self._opened(lineage, view)
         cache.arrived[device] = contribution
         cache.count += 1
-        enough = len(cache.arrived) >= self._needed(lineage, cache, view)
+        enough = cache.count >= quota(self.share, cache.members)
         return self._commit(lineage, cache, view) if enough else None
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
@@ -99,30 +98,31 @@ class CachedAggregation(Stateful):
         return cache
 
     def _commit(self, lineage: str, cache: LineageCache, view: ServerView) -> Commit:
-        head, arrived = view.store.head_params(lineage), list(cache.arrived.values())
-        members = cache.members
+        head, members, arrivals = view.store.head_params(lineage), cache.members, len(cache.arrived)
         for each in self._caches.values():
             each.total = each.total.clone()  # a state that was saved shares the tensor
             each.weight = each.weight.clone()
-        norms = [_rms(c.delta) for c in arrived]
-        limit = NORM_CLIP * median(norms)
-        change = torch.zeros_like(head)
-        changed = torch.zeros_like(cache.weight)
-        for contribution, norm in zip(arrived, norms, strict=True):
-            factor = limit / norm if norm > limit else 1.0
-            factor *= (1.0 + contribution.staleness * len(arrived) / members) ** -AGE_DISCOUNT
-            self.step.record(contribution, factor, members, view.seed)
-            before, after = self._put(cache, contribution, factor, view)
+        norms = {device: _rms(c.delta) for device, c in cache.arrived.items()}
+        known = {device: each.rms for device, each in cache.updates.items()} | norms
+        limit = NORM_CLIP * median(known.values())
+        clipped = [
+            (c, limit / norms[device] if norms[device] > limit else 1.0)
+            for device, c in cache.arrived.items()
+        ]
+        gain = self.step.advance(clipped, members, view.seed)
+        change, changed = torch.zeros_like(head), torch.zeros_like(cache.weight)
+        for contribution, factor in clipped:
+            rms = norms[contribution.task.device]
+            before, after = self._put(cache, contribution, factor, rms, view)
             if before is not None and name_of(before.submodel) == name_of(after.submodel):
                 index = covered(after.submodel)
                 changed = _add_weight(changed, after, after.weight, head)
                 change[index] += after.weight * (after.delta - before.delta)
-        signal = median(signal_share(n, c.update) for n, c in zip(norms, arrived, strict=True))
-        fleet_pass = members / len(arrived) * len(view.store.lineages)  # in commits
+        signal = median(signal_share(norms[d], c.update) for d, c in cache.arrived.items())
+        fleet_pass = members / arrivals * len(view.store.lineages)  # in commits
         self._forget(cache, fleet_pass, view)
         surrogates = self._renew(lineage, cache, fleet_pass, view)
-        gain = 1.0 + signal * (self.step.advance(len(arrived) / members) - 1.0)
-        step = min(1.0, gain * len(arrived) / members)
+        step = min(1.0, (1.0 + signal * (gain - 1.0)) * arrivals / members)
         direction = _ratio(cache.total, cache.weight).to(head.dtype)
         missing = 1.0 - _ratio(changed, cache.weight).to(head.dtype)
         direction += CORRECTION * signal * missing * _ratio(change, changed.to(head.dtype))
@@ -135,6 +135,7 @@ class CachedAggregation(Stateful):
         cache: LineageCache,
         contribution: Contribution,
         factor: float,
+        rms: float,
         view: ServerView,
         version: int | None = None,
     ) -> tuple[CachedUpdate | None, CachedUpdate]:
@@ -143,7 +144,7 @@ class CachedAggregation(Stateful):
         before = self._drop(device, cache)
         delta = contribution.delta if factor == 1.0 else factor * contribution.delta
         version = view.store.commits if version is None else version
-        after = CachedUpdate(delta, contribution.task.submodel, contribution.weight, version)
+        after = CachedUpdate(delta, contribution.task.submodel, contribution.weight, version, rms)
         cache.updates[device] = after
         cache.total[covered(after.submodel)] += after.weight * delta.double()
         cache.weight = _add_weight(cache.weight, after, after.weight, cache.total)
@@ -159,14 +160,6 @@ class CachedAggregation(Stateful):
                 each.weight = _add_weight(each.weight, before, -before.weight, each.total)
                 found = before if each is cache else found
         return found
-
-    def _needed(self, lineage: str, cache: LineageCache, view: ServerView) -> int:
-        """How many devices must report before a commit."""
-        needed = min(cache.members, max(MIN_ARRIVALS, quota(self.share, cache.members)))
-        if len(cache.arrived) < needed and cache.count >= cache.members:
-            # After a fleet pass without a commit: some may have left, or joined another cluster.
-            needed = min(needed, len(_present(lineage, view) | cache.arrived.keys()))
-        return needed
 
     def _count_members(self, lineage: str, cache: LineageCache, view: ServerView) -> int:
         """Devices of the lineage that are idle, working, or have a cached update."""
@@ -189,7 +182,8 @@ class CachedAggregation(Stateful):
         renewed = self.surrogates(lineage, fresh, view)
         for surrogate in renewed:
             cached = cache.updates.get(surrogate.task.device)
-            self._put(cache, surrogate, 1.0, view, now if cached is None else cached.version)
+            version = now if cached is None else cached.version
+            self._put(cache, surrogate, 1.0, _rms(surrogate.delta), view, version)
         return len(renewed)
 
     def on_absorb(self, into: str, gone: str) -> None:

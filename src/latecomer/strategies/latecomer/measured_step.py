@@ -1,14 +1,19 @@
-"""The server step, from how much a device's update changes when the model has moved.
+"""The server step, from how much the mean update changes when the model has moved.
 
-    L = sqrt( sum |delta - delta'|^2 / sum |base - base'|^2 )
+    L = sqrt( sum |mean of (delta - delta')|^2 / sum |mean of (base - base')|^2 )
+    s = - sum <mean of (delta - delta'), mean of (base - base')> / sum |mean of (base - base')|^2
 
-over devices that report again; ' is their previous visit. L estimates the Lipschitz constant of the
-map from the model to the mean update. Near 1, an update leads to a nearly fixed point (large
-learning rates): more than one mean update per fleet pass would overshoot. Near 0, updates are
-directions (small rates), and many mean updates per fleet pass are safe.
+The sums are over commits, the means over the devices of a commit that have reported before; ' is
+their previous visit. L estimates the Lipschitz constant of the map from the model to the mean
+update; mini-batch noise raises it. s is the slope of that map along the movement of the model
+(Barzilai and Borwein 1988), which such noise does not bias. L near 1: updates lead to a nearly
+fixed point (large learning rates), and more than one mean update per fleet pass would overshoot. L
+near 0: updates are directions (small rates), and many mean updates per fleet pass are safe. s above
+1: devices overshoot themselves, and one mean update per fleet pass is too much.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +25,12 @@ from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Stateful
 from latecomer.core.submodel import name_of
 
-COORDINATES = 1024  # random coordinates of bases and deltas on which L is measured
-SAFE = 2.0  # largest gain * L
+COORDINATES = 1024  # random coordinates of bases and deltas on which L and s are measured
+SAFE = 1.4  # largest gain * L, without delay
+DELAY_DISCOUNT = 0.5  # exponent of 1 + delay
 FIRST_GAIN = 2.0
-MAX_GROWTH = 3.0  # factor per fleet pass
+MIN_GAIN = 0.25  # so that one hostile device cannot stop the model
+MAX_GROWTH = 10.0  # factor per fleet pass
 COORDINATE_STREAM = 0x57E9
 
 
@@ -38,19 +45,87 @@ class Visit:
     noise_std: float
 
 
-class MeasuredStep(Stateful):
-    """Computes `gain`: how many mean updates per fleet pass the model may move."""
+@dataclass(slots=True)
+class MeanChange:
+    """Weighted sums over devices that report again: changes of delta and base, noise variance."""
 
-    kept = ("gain", "_visits", "_changes", "_moves")
+    change: Tensor
+    move: Tensor
+    noise: float = 0.0
+    weight: float = 0.0
+
+
+class MeasuredStep(Stateful):
+    """Computes how many mean updates per fleet pass the model may move."""
+
+    kept = ("gain", "delay", "_visits", "_changes", "_moves", "_slopes")
 
     def __init__(self) -> None:
         self.gain = FIRST_GAIN
+        self.delay = 0.0  # mean staleness, in fleet passes
         self._visits: dict[int, Visit] = {}  # by device
-        self._changes, self._moves = 0.0, 0.0  # the two sums of L^2, with forgetting
+        # The sums of L^2 and s, with forgetting over a fleet pass.
+        self._changes, self._moves, self._slopes = 0.0, 0.0, 0.0
         self._coordinates: dict[int, Tensor] = {}  # by number of parameters
 
-    def record(self, contribution: Contribution, factor: float, members: int, seed: int) -> None:
-        """Add an update, multiplied by its clipping `factor`; sums are forgotten over a pass."""
+    def advance(
+        self, clipped: Sequence[tuple[Contribution, float]], members: int, seed: int
+    ) -> float:
+        """The gain for a commit with these updates, each with the factor that clips its norm.
+
+            gain = 1.4 / L, at least min(1, 1 / s); divided by sqrt(1 + delay)
+
+        It grows at most tenfold per fleet pass, and no further than one mean update per commit.
+        """
+        passes = len(clipped) / members
+        keep = max(0.5, 1.0 - passes)
+        staleness = sum(contribution.staleness for contribution, _ in clipped) / members
+        self.delay = keep * self.delay + (1.0 - keep) * staleness
+        self._measure(clipped, keep, seed)
+        least = 1.0
+        if self._moves > 0:
+            lipschitz = math.sqrt(self._changes / self._moves)
+            safe = SAFE / lipschitz if lipschitz > 0 else math.inf
+            self.gain = min(safe, self.gain * MAX_GROWTH**passes, 1.0 / passes)
+            if self._slopes > self._moves:
+                least = max(MIN_GAIN, self._moves / self._slopes)
+        self.gain = max(least, self.gain)
+        return self.gain * (1.0 + self.delay) ** -DELAY_DISCOUNT
+
+    def _measure(
+        self, clipped: Iterable[tuple[Contribution, float]], keep: float, seed: int
+    ) -> None:
+        """Add the mean changes of a commit to the sums, after forgetting a share of them."""
+        means: dict[str, MeanChange] = {}  # by sub-model
+        for contribution, factor in clipped:
+            before, visit = self._visit(contribution, factor, seed)
+            if before is None or before.submodel != visit.submodel:
+                continue
+            mean = means.setdefault(
+                visit.submodel,
+                MeanChange(torch.zeros_like(visit.delta), torch.zeros_like(visit.base)),
+            )
+            weight = contribution.weight
+            mean.change += weight * (visit.delta - before.delta)
+            mean.move += weight * (visit.base - before.base)
+            mean.noise += weight**2 * (visit.noise_std**2 + before.noise_std**2)
+            mean.weight += weight
+        total = sum(mean.weight for mean in means.values())
+        if not total:
+            return
+        self._changes, self._moves = keep * self._changes, keep * self._moves
+        self._slopes *= keep
+        for mean in means.values():
+            scale = 1.0 / (mean.weight * total)  # the mean squared, times its share of the weight
+            noise = mean.noise * mean.change.numel()
+            self._changes += scale * max(0.0, mean.change.dot(mean.change).item() - noise)
+            self._moves += scale * mean.move.dot(mean.move).item()
+            self._slopes -= scale * mean.change.dot(mean.move).item()
+
+    def _visit(
+        self, contribution: Contribution, factor: float, seed: int
+    ) -> tuple[Visit | None, Visit]:
+        """The device's previous visit and this one, which replaces it."""
         index = self._measured(contribution.delta.numel(), seed)
         visit = Visit(
             name_of(contribution.task.submodel),
@@ -60,26 +135,7 @@ class MeasuredStep(Stateful):
         )
         before = self._visits.get(contribution.task.device)
         self._visits[contribution.task.device] = visit
-        if before is None or before.submodel != visit.submodel:
-            return
-        move = (visit.base - before.base).square().sum().item()
-        noise = (visit.noise_std**2 + before.noise_std**2) * len(index)
-        change = max(0.0, (visit.delta - before.delta).square().sum().item() - noise)
-        keep = 1.0 - 1.0 / max(2, members)
-        self._changes = keep * self._changes + change
-        self._moves = keep * self._moves + move
-
-    def advance(self, passes: float) -> float:
-        """The gain for a commit after `passes` of a fleet pass: 2 / L, at least 1.
-
-        It grows at most threefold per fleet pass, and no further than one mean update per commit.
-        """
-        if self._moves > 0:
-            lipschitz = math.sqrt(self._changes / self._moves)
-            safe = SAFE / lipschitz if lipschitz > 0 else math.inf
-            self.gain = min(safe, self.gain * MAX_GROWTH**passes, 1.0 / passes)
-        self.gain = max(1.0, self.gain)
-        return self.gain
+        return before, visit
 
     def _measured(self, parameters: int, seed: int) -> Tensor:
         if parameters not in self._coordinates:
