@@ -20,6 +20,7 @@ from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
 
 MIN_RATIO = 5.0  # an update is late if it is this many times as stale as the mean
+MAX_MISFIT = 0.5  # of an estimate that is used: relative L1 error at the update it explains
 # After compensation has ended, updates this many times as stale as the validated ones are still
 # compensated.
 EXEMPTION = 2.0
@@ -55,6 +56,7 @@ def latecomer(
         Effort(samples, iterations=iterations),
         switch=SwitchOff(exemption=EXEMPTION),
         min_ratio=MIN_RATIO,
+        max_misfit=MAX_MISFIT,
         gflops=server_gflops,
         keep_estimates=save_estimates,
     )

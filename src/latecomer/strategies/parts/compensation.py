@@ -9,6 +9,7 @@ otherwise the inversion takes server time (`Later`).
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -61,13 +62,23 @@ class InversionCompensator(Observer):
     An update is late from `min_staleness` commits on; with `min_ratio` it must also be that many
     times as stale as the mean, which keeps fully asynchronous modes from compensating everything.
     An update that the device's earlier examples reproduce nearly as well as the one they were found
-    for (`reuse` times their misfit, 0: never) needs no new inversion. `gflops` is the speed of the
+    for (`reuse` times their misfit, 0: never) needs no new inversion. Estimates with a misfit above
+    `max_misfit` are not used, and further updates of that device are not inverted. `gflops` is the speed of the
     server, for the virtual time of inversions; 0 makes them free. Without `keep_estimates` they are
     left out of checkpoints, and a resumed run starts its inversions cold.
     """
 
     inverts = True
-    kept = ("last", "_found", "_waiting", "_cost", "_seen", "_mean_staleness", "_warned")
+    kept = (
+        "last",
+        "_found",
+        "_waiting",
+        "_cost",
+        "_given_up",
+        "_seen",
+        "_mean_staleness",
+        "_warned",
+    )
 
     def __init__(
         self,
@@ -77,18 +88,20 @@ class InversionCompensator(Observer):
         min_staleness: int = 1,
         min_ratio: float = 0.0,
         reuse: float = 1.25,
+        max_misfit: float = inf,
         gflops: float = 10.0,
         keep_estimates: bool = True,
     ) -> None:
         self.effort, self.gate = effort, gate
         self.validation = EstimateValidation(switch or SwitchOff(), keep_estimates)
         self.min_staleness, self.min_ratio, self.reuse = min_staleness, min_ratio, reuse
-        self.gflops = gflops
+        self.max_misfit, self.gflops = max_misfit, gflops
         self.keep_estimates = keep_estimates
         self._peers = Peers()
         self.last: dict[int, LastUpdate] = {}  # by device
         self._waiting: dict[int, Contribution] = {}  # by task: to be inverted
         self._cost: dict[int, float] = {}  # by task: seconds charged for it
+        self._given_up: set[int] = set()  # devices whose updates cannot be reproduced
         self._found: dict[int, Estimate] = {}  # by task: inverted, to be replayed
         self._seen, self._mean_staleness = 0, 0.0  # of updates that were not late
         self._flops: dict[int, float] = {}  # by parameters of the network
@@ -113,7 +126,7 @@ class InversionCompensator(Observer):
         if not self._gamma(contribution, view):
             self._remember_delta(contribution)
             return contribution
-        if not self._is_unique(contribution):
+        if contribution.task.device in self._given_up or not self._is_unique(contribution):
             return contribution
         estimate = self._reusable(model, contribution)
         if estimate is not None:
@@ -134,6 +147,9 @@ class InversionCompensator(Observer):
             self._invert_waiting(contribution, model, view)
         estimate = self._found.pop(task.id)
         seconds = self._cost.pop(task.id)
+        if estimate.fit > self.max_misfit:
+            self._given_up.add(task.device)
+            return Compensated(contribution, 0.0, seconds)
         if not estimate.fit < 1.0:
             # The estimate is no better than a delta of 0: keep the stale update.
             return Compensated(contribution, 0.0, seconds)
