@@ -63,9 +63,9 @@ class InversionCompensator(Observer):
     times as stale as the mean, which keeps fully asynchronous modes from compensating everything.
     An update that the device's earlier examples reproduce nearly as well as the one they were found
     for (`reuse` times their misfit, 0: never) needs no new inversion. Estimates with a misfit above
-    `max_misfit` are not used, and further updates of that device are not inverted. `gflops` is the speed of the
-    server, for the virtual time of inversions; 0 makes them free. Without `keep_estimates` they are
-    left out of checkpoints, and a resumed run starts its inversions cold.
+    `max_misfit` are not used, and further updates of that device are not inverted. `gflops` is the
+    speed of the server, for the virtual time of inversions; 0 makes them free. Without
+    `keep_estimates` they are left out of checkpoints, and a resumed run starts its inversions cold.
     """
 
     inverts = True
