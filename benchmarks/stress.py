@@ -2,6 +2,7 @@
 
 python benchmarks/stress.py run [--part report|tune|quick] [--seeds 1,2,3] [--jobs 2] [--out DIR]
 python benchmarks/stress.py table [--part report] [--out DIR]
+python benchmarks/stress.py page [--part report] [--out DIR]   docs/studies/stress.md
 
 A cell is one combination of partition, devices, learning rate, local epochs, momentum, model,
 fleet and trouble; the cells cover every pair of values. All methods get the same settings, data,
@@ -29,7 +30,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+ROOT = Path(__file__).parent.parent
+DATA = ROOT.parent / "shared" / "data"
+PAGE, RESULTS = ROOT / "docs/studies/stress.md", ROOT / "docs/studies/stress.csv"
+BEGIN, END = "<!-- written by: python benchmarks/stress.py page -->", "<!-- end -->"
+COLUMNS = ["cell", "method", "seed", "accuracy", "drop", "late", "cpu"]
+OURS = "latecomer"
 METHODS = (
     "latecomer",
     "fedavg",
@@ -327,61 +333,87 @@ def run(args: argparse.Namespace) -> None:
                 print(f"{done} of {len(jobs)} runs, {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def table(args: argparse.Namespace) -> None:
-    """Print, for every method, how far it is behind the best of all in the cells of the part."""
-    names = {cell.number: cell.name for cell in part(args.part)}
+def results_of(args: argparse.Namespace) -> pd.DataFrame:
+    """The results of the part in DIR/results.jsonl, one row per run."""
+    numbers = [cell.number for cell in part(args.part)]
     lines = pd.DataFrame(read(Path(args.out) / "results.jsonl"))
-    lines = lines[lines.cell.isin(list(names)) & lines.method.isin(args.methods)]
-    lines = lines[lines.seed.isin(args.seeds)]
+    wanted = lines.cell.isin(numbers) & lines.method.isin(args.methods)
+    return lines[wanted & lines.seed.isin(args.seeds)].sort_values(["cell", "method", "seed"])
+
+
+def tables(lines: pd.DataFrame, worst: int = 15) -> str:
+    """How far every method is behind the best of all, and the cells in which `OURS` is furthest.
+
+    Only cells in which all methods have run with all seeds count.
+    """
+    runs = lines.groupby(["cell", "method"]).seed.nunique().unstack()
+    whole = runs[(runs == lines.seed.nunique()).all(axis=1)].index
+    lines = lines[lines.cell.isin(whole)]
     mean = lines.groupby(["cell", "method"])[["accuracy", "drop", "cpu"]].mean().unstack()
-    mean = mean.dropna()
     accuracy, drop, cpu = mean["accuracy"], mean["drop"], mean["cpu"]
     best = accuracy.max(axis=1)
     gaps = accuracy.rsub(best, axis=0)
     learnt = best > 0.5
-    print(f"{len(mean)} cells, {lines.seed.nunique()} seeds\n")
-    print(
-        "| method | mean gap | worst gap | worst gap where the best exceeds 0.5 | within 0.05 |"
-        " mean rank | mean drop | drop above 0.1 | CPU |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    heads = (
+        "method", "mean gap", "worst gap", "worst gap (best > 0.5)", "gap at most 0.05",
+        "gap above 0.1 (best > 0.5)", "mean rank", "mean drop", "drop above 0.1", "CPU",
+    )  # fmt: skip
+    rows = [
+        f"{len(mean)} cells ({learnt.sum()} in which the best accuracy exceeds 0.5),"
+        f" {lines.seed.nunique()} seeds",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
     ranks = accuracy.rank(axis=1, ascending=False)
-    calm = drop.drop(columns="latecomer", errors="ignore").min(axis=1) <= 0.1
+    calm = drop.drop(columns=OURS, errors="ignore").min(axis=1) <= 0.1
     for name in sorted(accuracy.columns, key=lambda m: gaps[m].mean()):
         gap = gaps[name]
-        print(
-            f"| {name} | {gap.mean():.3f} | {gap.max():.3f} | {gap[learnt].max():.3f} |"
-            f" {(gap <= 0.05).mean():.0%} | {ranks[name].mean():.2f} | {drop[name].mean():.3f} |"
-            f" {(drop[name][calm] > 0.1).mean():.0%} |"
-            f" {(cpu[name] / cpu['fedbuff']).median() if 'fedbuff' in cpu else math.nan:.2f} |"
+        ratio = (cpu[name] / cpu["fedbuff"]).median() if "fedbuff" in cpu else math.nan
+        rows.append(
+            f"| `{name}` | {gap.mean():.3f} | {gap.max():.3f} | {gap[learnt].max():.3f} |"
+            f" {(gap <= 0.05).mean():.0%} | {(gap[learnt] > 0.1).sum()} |"
+            f" {ranks[name].mean():.2f} | {drop[name].mean():.3f} |"
+            f" {(drop[name][calm] > 0.1).mean():.0%} | {ratio:.2f} |"
         )
-    ours = args.of
-    if ours in gaps:
-        print(f"\nThe cells in which {ours} is furthest behind:\n")
-        for number in gaps[ours].sort_values(ascending=False).index[: args.worst]:
+    if OURS in gaps:
+        names = {cell.number: cell.name for cell in cells()}
+        rows += ["", f"The cells in which `{OURS}` is furthest behind:", ""]
+        for number in gaps[OURS].sort_values(ascending=False).index[:worst]:
             row = accuracy.loc[number]
-            print(
-                f"- {names[number]}: {row[ours]:.3f}, best {row.idxmax()} {row.max():.3f},"
-                f" drop {drop.loc[number, ours]:.2f}"
+            rows.append(
+                f"- {names[number]}: {row[OURS]:.3f}, best `{row.idxmax()}` {row.max():.3f},"
+                f" drop {drop.loc[number, OURS]:.2f}"
             )
+    return "\n".join(rows)
+
+
+def write_page(args: argparse.Namespace) -> None:
+    """Write the results to `RESULTS`, and their tables into `PAGE` between its two comments."""
+    results_of(args)[COLUMNS].to_csv(RESULTS, index=False)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    text = f"{before}{BEGIN}\n\n{tables(pd.read_csv(RESULTS))}\n\n{END}{after}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("run", "table", "cells"))
+    parser.add_argument("what", choices=("run", "table", "page", "cells"))
     parser.add_argument("--part", default="report", choices=("report", "tune", "quick"))
     parser.add_argument("--seeds", default="1,2,3", type=lambda t: [int(s) for s in t.split(",")])
     parser.add_argument("--cells", default=[], type=lambda t: [int(s) for s in t.split(",")])
     parser.add_argument("--methods", default=list(METHODS), type=lambda t: t.split(";"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", default="stress")
-    parser.add_argument("--of", default="latecomer")
     parser.add_argument("--worst", type=int, default=15)
     args = parser.parse_args()
     if args.what == "run":
         run(args)
     elif args.what == "table":
-        table(args)
+        print(tables(results_of(args), args.worst))
+    elif args.what == "page":
+        write_page(args)
     else:
         for cell in part(args.part):
             print(cell.name, f"({cell.updates} updates)", asdict(cell) if args.worst < 0 else "")

@@ -49,6 +49,25 @@ def test_scores_by_hand(stress):
     assert found["drop"] == pytest.approx(0.2)
 
 
+def test_gaps_ranks_and_drops_by_hand(stress):
+    rows = [(1, "latecomer", 0.5, 0.2), (1, "fedbuff", 0.6, 0.0), (2, "latecomer", 0.4, 0.0)]
+    rows += [(2, "fedbuff", 0.2, 0.3), (4, "latecomer", 0.9, 0.0)]  # cell 4 is not whole
+    lines = pd.DataFrame(rows, columns=["cell", "method", "accuracy", "drop"])
+    text = stress.tables(lines.assign(seed=1, cpu=[2.0, 1.0, 3.0, 1.0, 1.0]), worst=1)
+    assert "2 cells (1 in which the best accuracy exceeds 0.5), 1 seeds" in text
+    ours = "| `latecomer` | 0.050 | 0.100 | 0.100 | 50% | 0 | 1.50 | 0.100 | 100% | 2.50 |"
+    theirs = "| `fedbuff` | 0.100 | 0.200 | 0.000 | 50% | 0 | 1.50 | 0.150 | 0% | 1.00 |"
+    assert ours in text
+    assert theirs in text
+    assert text.endswith("0.500, best `fedbuff` 0.600, drop 0.20")
+
+
+def test_the_page_has_the_tables_of_its_results(stress):
+    page = stress.PAGE.read_text(encoding="utf-8")
+    written = page.partition(stress.BEGIN)[2].partition(stress.END)[0]
+    assert written.strip() == stress.tables(pd.read_csv(stress.RESULTS))
+
+
 @pytest.mark.slow
 def test_the_default_is_close_to_the_best_in_the_quick_cells(stress, tmp_path):
     command = [sys.executable, str(SCRIPT), "run", "--part", "quick", "--seeds", "1"]
