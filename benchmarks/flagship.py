@@ -68,8 +68,6 @@ BEST_OF_FAMILY = (
 OFF: dict[str, dict[str, Any]] = {
     "no compensation": {"compensate": False},
     "no surrogates": {"surrogates": False},
-    "one cluster": {"clusters": 1},
-    "no calibration": {"calibrate": 0.0},
 }
 # Methods drawn by --charts.
 DRAWN = ("latecomer", "ca2fl", "feddc", "fedbuff", "asyncfeded", "semi-async", "fedasync", "fedavg")

@@ -1,6 +1,5 @@
 """Parts of different papers combine: every pair runs, conforms and resumes."""
 
-from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -10,13 +9,11 @@ from dying import DieAfter, Killed
 from fake_grid import ToyFederation, ToyNode
 from latecomer.core.submodel import Submodel
 from latecomer.errors import BadInput
-from latecomer.strategies.latecomer import strategy
-from latecomer.strategies.parts import clustering
 from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.runner import resume_run, start_run
 from test_conformance import changing_run
-from toy import ToyRun, ToyTrainer, toy_fleet, toy_server
+from toy import ToyRun, toy_fleet, toy_server
 
 PACES = {
     "gather": {"share": 0.4},
@@ -24,43 +21,18 @@ PACES = {
     "majority": {"share": 0.7},
 }
 SLOTS = {
-    f"{pace}-{'compensated' if compensate else 'plain'}-{clusters}": {
-        **PACES[pace],
-        "compensate": compensate,
-        "clusters": clusters,
-    }
-    for pace, compensate, clusters in product(PACES, (True, False), (1, 4))
+    f"{pace}-{'compensated' if compensate else 'plain'}": {**PACES[pace], "compensate": compensate}
+    for pace, compensate in product(PACES, (True, False))
 }
 slots = pytest.mark.parametrize("options", SLOTS.values(), ids=SLOTS)
 
 
-class Reporting(ToyTrainer):
-    """Devices 3 and 4 report a high error of every model that is far from their point."""
-
-    def update(self, task, rebases=()):
-        update = super().update(task, rebases)
-        if not task.spec.feedback:
-            return update
-        far = task.device > 2 and abs(task.params.mean().item() - task.device) > 0.5
-        losses = {f"loss_{i}": float(far) for i in range(1 + len(task.offers))}
-        return replace(update, metrics={"error": 0.9 if far else 0.1, **losses})
-
-
-@pytest.fixture(autouse=True)
-def early_splits(monkeypatch):
-    """Clusters are split within a few dozen updates."""
-    for name, value in (("MIN_UPLOADS", 4), ("PASSES_BETWEEN_REVIEWS", 1.0), ("FEEDBACK_EVERY", 2)):
-        monkeypatch.setattr(strategy, name, value)
-    for name, value in (("RECENT_ERRORS", 1), ("STUCK_AFTER", 1)):
-        monkeypatch.setattr(clustering, name, value)
-
-
 def virtual_run(options, fleet=None):
-    return ToyRun(toy_server("latecomer", options), fleet or toy_fleet(), trainer=Reporting())
+    return ToyRun(toy_server("latecomer", options), fleet or toy_fleet())
 
 
 def deployed_run(options):
-    nodes = {i: ToyNode(f"toy-{i}", trainer=Reporting()) for i in range(5)}
+    nodes = {i: ToyNode(f"toy-{i}") for i in range(5)}
     return ToyFederation("latecomer", nodes=nodes, options=options)
 
 
@@ -70,13 +42,6 @@ def test_both_engines_give_the_same_models(options):
     virtual.until(60)
     real.until(60)
     assert real.heads() == virtual.heads()
-
-
-@slots
-def test_clusters_are_split_if_several_are_allowed(options):
-    run = virtual_run(options)
-    run.until(100)
-    assert bool(run.lines("split")) is (options["clusters"] > 1)
 
 
 @slots
@@ -129,7 +94,6 @@ FACTORS = {
         "majority": {"strategy": {"share": 0.7}},
     },
     "compensate": {"on": {}, "off": {"strategy": {"compensate": False}}},
-    "clusters": {"four": {}, "one": {"strategy": {"clusters": 1}}},
     "surrogates": {"on": {}, "off": {"strategy": {"surrogates": False}}},
     "personalise": {"off": {}, "on": {"personalise": {"prior": True, "finetune_epochs": 1}}},
     "submodels": {

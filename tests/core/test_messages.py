@@ -19,9 +19,8 @@ OFFERED = replace(
 def test_the_default_program_is_sgd_without_options():
     program = {"local_epochs": 2, "batch_size": 32, "lr": 0.01, "momentum": 0.5, "clip_norm": 2}
     off = ("weight_decay", "prox", "clip", "balance", "lazy")
-    program |= dict.fromkeys(off, 0.0) | {"optimizer": "sgd", "lr_scale": 1.0, "hold_back": True}
-    flags = ("last_layer_only", "feedback", "report_loss", "accumulate_residual")
-    flags += ("prior_correction", "report_shares")
+    program |= dict.fromkeys(off, 0.0) | {"optimizer": "sgd", "lr_scale": 1.0, "local_steps": 0}
+    flags = ("last_layer_only", "feedback", "report_loss", "accumulate_residual", "report_shares")
     assert asdict(TrainSpec()) == program | dict.fromkeys(flags, False)
 
 

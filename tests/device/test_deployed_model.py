@@ -43,12 +43,11 @@ def test_without_settings_it_is_the_model_of_the_task(tmp_path):
     )
 
 
-def test_prior_correction_and_output_bias_by_hand(tmp_path):
-    settings = ServingSettings(True, 0, (0.5, 0.25, 0.25), (0.0, 1.0, -1.0))
+def test_prior_correction_by_hand(tmp_path):
+    settings = ServingSettings(True, 0, (0.5, 0.25, 0.25))
     params = kept(tmp_path, settings)
     found = load_deployed_model(tmp_path, MODEL, MINE, LABELS)
-    bias = torch.tensor([0.0, 1.0, -1.0])
-    bias = bias + prior_shift(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
+    bias = prior_shift(LABELS, 3, torch.tensor([0.5, 0.25, 0.25]))
     assert torch.allclose(found(X), MODEL.logits(params, X) + bias)
     assert torch.equal(found.params, params)
     assert found.settings == settings
@@ -58,7 +57,7 @@ def test_prior_correction_and_output_bias_by_hand(tmp_path):
 def test_it_is_fine_tuned_by_the_stored_training_program(tmp_path, optimizer):
     """Every field of the program and of the settings is read back as it was stored."""
     spec = replace(SPEC, optimizer=optimizer, weight_decay=0.01, momentum=0.9, report_shares=True)
-    settings = ServingSettings(True, 5, (0.5, 0.25, 0.25), (0.0, 1.0, -1.0))
+    settings = ServingSettings(True, 5, (0.5, 0.25, 0.25))
     params = kept(tmp_path, settings, spec=spec)
     expected = personalise(MODEL, params, settings, spec, MINE, LABELS)
     found = load_deployed_model(tmp_path, MODEL, MINE, LABELS)
@@ -71,9 +70,7 @@ def test_it_is_fine_tuned_by_the_stored_training_program(tmp_path, optimizer):
 
 
 def test_a_prior_of_other_classes_is_ignored(tmp_path):
-    params = kept(
-        tmp_path, ServingSettings(prior=True, class_prior=(0.5, 0.5), output_bias=(9.0, -9.0))
-    )
+    params = kept(tmp_path, ServingSettings(prior=True, class_prior=(0.5, 0.5)))
     expected = MODEL.logits(params, X) + prior_shift(LABELS, 3)
     assert torch.allclose(load_deployed_model(tmp_path, MODEL, MINE, LABELS)(X), expected)
 
@@ -94,7 +91,7 @@ def test_a_model_that_cannot_be_used_gives_one_line(tmp_path):
     with pytest.raises(BadInput, match="of another network"):
         load_deployed_model(tmp_path, flat_model("mlp", (4,), 3, (6,)), MINE, LABELS)
     replace_file(tmp_path / FILE, save({"params": torch.zeros(1)}, {"told": "{}"}))
-    with pytest.raises(BadInput, match="format 1, this version reads 3; the device's next task"):
+    with pytest.raises(BadInput, match="format 1, this version reads 4; the device's next task"):
         load_deployed_model(tmp_path, MODEL, MINE, LABELS)
     stored = {"format": FORMAT, "submodel": "", "settings": {}, "spec": {"unknown": 1}}
     replace_file(tmp_path / FILE, save({"params": torch.zeros(1)}, {"model": json.dumps(stored)}))

@@ -63,15 +63,13 @@ def test_a_balanced_device_corrects_no_prediction():
     assert torch.equal((logits + bias).argmax(1), logits.argmax(1))
 
 
-def test_the_output_bias_is_that_of_the_settings_plus_the_correction():
+def test_the_output_bias_is_the_correction_if_the_settings_ask_for_it():
     labels, prior = torch.tensor([0, 0, 0]), (0.25, 0.75)
+    settings = ServingSettings(True, 0, prior)
     shift = prior_shift(labels, 2, torch.tensor(prior, dtype=torch.float64))
-    settings = ServingSettings(True, 0, prior, (1.0, -2.0))
-    found = output_bias(settings, labels, 2)
-    assert torch.equal(found, torch.tensor([1.0, -2.0]) + shift)
-    assert found[0] > 1.0
-    assert output_bias(replace(settings, prior=False), labels, 2).tolist() == [1.0, -2.0]
-    assert output_bias(ServingSettings(), labels, 2).tolist() == [0.0, 0.0]
+    assert torch.equal(output_bias(settings, labels, 2), shift)
+    assert shift[0] > 0.0
+    assert output_bias(replace(settings, prior=False), labels, 2).tolist() == [0.0, 0.0]
 
 
 def test_the_correction_with_a_given_class_prior_by_hand():
@@ -87,9 +85,9 @@ def test_the_correction_with_a_given_class_prior_by_hand():
     assert found.tolist() == pytest.approx([-5.30330, 1.38256], abs=1e-4)
 
 
-def test_a_prior_and_a_bias_of_another_number_of_classes_are_ignored():
+def test_a_prior_of_another_number_of_classes_is_ignored():
     labels = torch.tensor([0, 0, 0])
-    settings = ServingSettings(True, 0, (0.2, 0.3, 0.5), (9.0,))
+    settings = ServingSettings(True, 0, (0.2, 0.3, 0.5))
     assert torch.equal(output_bias(settings, labels, 2), prior_shift(labels, 2))
 
 
@@ -103,12 +101,12 @@ SPEC = TrainSpec(local_epochs=7, batch_size=2, lr=0.5)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_fine_tuning_is_local_training_in_a_fixed_order(epochs, optimizer):
     spec = replace(SPEC, optimizer=optimizer)
-    settings = ServingSettings(finetune_epochs=epochs, output_bias=(1.0, 0.0))
+    settings = ServingSettings(finetune_epochs=epochs)
     found = personalise(LINEAR, PARAMS, settings, spec, X, Y)
     short = replace(spec, local_epochs=epochs)
     plan = plan_batches(5, short, torch.Generator().manual_seed(FINETUNE_SEED))
     assert torch.equal(found.params, local_update(LINEAR, PARAMS, X, Y, short, plan))
-    assert found.output_bias.tolist() == [1.0, 0.0]
+    assert found.output_bias.tolist() == [0.0, 0.0]
     assert average_loss(LINEAR, found.params, X, Y) < average_loss(LINEAR, PARAMS, X, Y)
     assert PARAMS.tolist() == [0.0, 0.0, 4.0, 0.0]
     again = personalise(LINEAR, PARAMS, settings, spec, X, Y)

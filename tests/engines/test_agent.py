@@ -59,7 +59,7 @@ def test_it_trains_as_the_same_client_does(tmp_path):
 def test_the_deployed_model_follows_the_serving_settings_of_the_task(tmp_path, until):
     agent = an_agent(tmp_path)
     task = a_task(spec=replace(SPEC, local_epochs=2))
-    use = ServingSettings(True, 2, (0.2, 0.3, 0.5), (0.0, 0.5, -0.5))
+    use = ServingSettings(True, 2, (0.2, 0.3, 0.5))
     answer = agent.answer(encode_task(task, "s-0", "r", until, use))
     if until:
         answer = agent.answer(encode_resume(ResumeOrder("s-0", 2)))
@@ -74,7 +74,7 @@ def test_the_deployed_model_follows_the_serving_settings_of_the_task(tmp_path, u
     assert an_agent(tmp_path).load_deployed_model().settings == ServingSettings()
 
 
-def test_class_prior_and_output_bias_are_not_used_with_an_offered_model(tmp_path):
+def test_the_class_prior_is_not_used_with_an_offered_model(tmp_path):
     x, y = data()
     good = a_task().params
     for _ in range(30):
@@ -82,7 +82,7 @@ def test_class_prior_and_output_bias_are_not_used_with_an_offered_model(tmp_path
     task = a_task(offers=(Offer("b", 1, good),))
     agent = an_agent(tmp_path)
     answer = agent.answer(
-        encode_task(task, "s-0", "r", serving=ServingSettings(True, 0, (0.2, 0.3, 0.5), (1.0,)))
+        encode_task(task, "s-0", "r", serving=ServingSettings(True, 0, (0.2, 0.3, 0.5)))
     )
     assert decode_update(answer, task, "s-0").choice == 1
     own = agent.load_deployed_model()

@@ -56,8 +56,7 @@ def test_a_server_cannot_make_a_device_import_code():
 
 def test_a_task_comes_out_as_it_went_in():
     spec = TrainSpec(
-        3, 8, 0.2, 0.1, "adam", 0.3, 0.4, 1.5, True, 0.7, True, False, True, True, True, 0.2, 1,
-        0.3, True, 7,
+        3, 8, 0.2, 0.1, "adam", 0.3, 0.4, 1.5, True, 0.7, True, True, True, 0.2, 1, 0.3, True, 7
     )  # fmt: skip
     assert all(getattr(spec, f.name) != f.default for f in fields(TrainSpec))
     offers = (Offer("b", 9, torch.randn(SIZE)), Offer("c", 8, torch.randn(SIZE)))
@@ -71,9 +70,7 @@ def test_a_task_comes_out_as_it_went_in():
         assert torch.equal(ours.params, theirs.params)
 
 
-@pytest.mark.parametrize(
-    "serving", [ServingSettings(), ServingSettings(True, 3, (0.25, 0.75), (1.0, -1.0))]
-)
+@pytest.mark.parametrize("serving", [ServingSettings(), ServingSettings(True, 3, (0.25, 0.75))])
 def test_how_a_model_is_used_goes_with_the_task(serving):
     assert (
         decode_task(encode_task(a_task(), "s-7", "run 1", serving=serving), whole).serving
@@ -96,8 +93,8 @@ def test_default_serving_settings_take_no_fields():
         {"serving.finetune_epochs": [1]},
         {"serving.finetune_epochs": 1.5},
         {"serving.finetune_epochs": True},
-        {"serving.output_bias": "1.0"},
-        {"serving.output_bias": [0.0, float("inf")]},
+        {"serving.class_prior": "1.0"},
+        {"serving.class_prior": [0.0, float("inf")]},
         {"serving.class_prior": [True, False]},
         {"serving.class_prior": [0.0] * (MAX_METRICS + 1)},
     ],

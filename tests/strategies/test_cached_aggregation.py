@@ -12,12 +12,16 @@ from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy, no_compensation
 from latecomer.core.submodel import Submodel
 from latecomer.strategies.latecomer.cached_aggregation import (
-    AGE_DISCOUNT,
     CORRECTION,
     CachedAggregation,
     signal_share,
 )
-from latecomer.strategies.latecomer.measured_step import MeasuredStep
+from latecomer.strategies.latecomer.measured_step import (
+    FIRST_GAIN,
+    MAX_GROWTH,
+    SAFE,
+    MeasuredStep,
+)
 from latecomer.strategies.parts.weighting import by_examples
 from toy import toy_strategy
 
@@ -29,19 +33,24 @@ class FixedStep(MeasuredStep):
 
     def __init__(self, gain):
         super().__init__()
-        self.gain = gain
+        self.fixed = gain
 
-    def advance(self, passes):
-        return self.gain
+    def advance(self, clipped, members, seed):
+        super().advance(clipped, members, seed)
+        return self.fixed
 
 
 def not_stale(contribution, view):
     return replace(contribution, staleness=0)
 
 
-def begun(devices, share=0.0, gain=1.0, size=1, submodels=(), merge=None, compensate=not_stale):
-    """A server over cached updates with these devices, and their first tasks by device."""
-    merge = merge or CachedAggregation(share, FixedStep(gain))
+def begun(devices, share=None, gain=1.0, size=1, submodels=(), step=None, compensate=not_stale):
+    """A server over cached updates with these devices, and their first tasks by device.
+
+    A commit follows three updates, unless `share` is given.
+    """
+    share = 3 / devices if share is None else share
+    merge = CachedAggregation(share, step or FixedStep(gain))
     strategy = Strategy(compensate=compensate, weigh=by_examples(), merge=merge)
     server = Server(torch.zeros(size), strategy, TrainSpec())
     parts = [*submodels, *[None] * (devices - len(submodels))]
@@ -103,22 +112,31 @@ def test_between_commits_the_last_update_of_a_device_counts():
     server, tasks = begun(3)
     report(server, tasks, {0: 3.0})
     report(server, tasks, {0: 2.0})
-    commands = server.handle(answer(tasks[1], 2.0), answer(tasks[2], 2.0))
-    assert logged(commands, "commit")[0]["updates"] == 4  # all that arrived
-    assert server.store.head_params().tolist() == [2.0]
+    commands = server.handle(answer(tasks[1], 1.0))
+    assert logged(commands, "commit")[0]["updates"] == 3  # all that arrived
+    assert server.store.head_params().tolist() == pytest.approx([2 / 3 * 1.5])
 
 
 @pytest.mark.parametrize(
     ("devices", "share", "needed"),
-    [(1, 0.0, 1), (2, 0.0, 2), (10, 0.0, 3), (10, 0.3, 3), (10, 0.35, 4), (10, 1.0, 10)],
+    [(1, 0.0, 1), (2, 0.0, 1), (10, 0.0, 1), (10, 0.1, 1), (10, 0.3, 3), (10, 0.35, 4), (9, 1, 9)],
 )
-def test_devices_per_commit(devices, share, needed):
+def test_updates_per_commit(devices, share, needed):
     server, tasks = begun(devices, share)
     commits = []
     for device in range(needed):
         report(server, tasks, {device: 1.0})
         commits.append(server.store.commits)
     assert commits == [0] * (needed - 1) + [1]
+
+
+def test_updates_of_one_device_make_a_commit_too():
+    server, tasks = begun(6)
+    for _ in range(6):
+        report(server, tasks, {0: 1.0})
+    assert server.store.commits == 2
+    # One device of six has reported: a sixth of a mean update each time.
+    assert server.store.head_params().tolist() == pytest.approx([2 / 6])
 
 
 def test_the_step_is_the_gain_per_fleet_pass_and_at_most_one_mean_update():
@@ -128,21 +146,51 @@ def test_the_step_is_the_gain_per_fleet_pass_and_at_most_one_mean_update():
 
 
 def test_the_gain_is_measured_on_the_updates_of_the_commit():
-    server, tasks = begun(10, merge=CachedAggregation(0.0, MeasuredStep()))
-    for delta in (5.0, 4.9):
-        report(server, tasks, dict.fromkeys(range(3), delta))
-    # Not more than tripled per fleet pass, from 2.
-    assert server.strategy.merge.step.gain == pytest.approx(2 * 3**0.3)
-    report(server, tasks, dict.fromkeys(range(3), -9.0))
-    assert server.strategy.merge.step.gain == 1.0
+    server, tasks = begun(10, step=MeasuredStep())
+    moved = report(server, tasks, dict.fromkeys(range(3), 5.0))
+    assert moved == pytest.approx([FIRST_GAIN * 3 / 10 * 5])
+    server.strategy.merge.step.gain = 2.5
+    # The base has moved by 3, the mean update by -2.4: L = 0.8.
+    moved = report(server, tasks, dict.fromkeys(range(3), 2.6))
+    assert server.strategy.merge.step.gain == pytest.approx(min(SAFE / 0.8, 2.5 * MAX_GROWTH**0.3))
+    assert moved == pytest.approx([server.strategy.merge.step.gain * 3 / 10 * 2.6])
 
 
-def test_updates_are_clipped_to_twice_the_median_norm_of_the_commit():
+def test_updates_are_clipped_to_twice_the_median_norm():
     server, tasks = begun(3)
     assert report(server, tasks, {0: 1.0, 1: 1.0, 2: -5.0}) == [0.0]  # (1 + 1 - 2) / 3
     assert cached(server) == {0: [1.0], 1: [1.0], 2: [-2.0]}
     report(server, tasks, {0: 1.0, 1: 1.0, 2: 1.9})
     assert cached(server)[2] == pytest.approx([1.9])
+
+
+def test_the_median_is_over_the_last_updates_of_all_devices():
+    server, tasks = begun(6)
+    report(server, tasks, {0: 4.0, 1: 4.0, 2: 4.0})
+    report(server, tasks, {3: 1.0, 4: 1.0, 5: 9.0})
+    assert cached(server)[5] == pytest.approx([8.0])  # of 4, 4, 4, 1, 1 and 9 it is 4
+    # The new norms replace those of the same devices: of 1, 1, 1, 1, 1 and 9 it is 1.
+    report(server, tasks, {0: 1.0, 1: 1.0, 2: 1.0})
+    report(server, tasks, {3: 1.0, 4: 1.0, 5: 3.0})
+    assert cached(server)[5] == pytest.approx([2.0])
+
+
+def test_norms_before_clipping_enter_the_median():
+    server, tasks = begun(4, share=0.0)
+    for device, delta in enumerate((1.0, 1.0, 3.0, 3.5)):
+        report(server, tasks, {device: delta})
+    # Of 1, 1 and 3 it is 1; of 1, 1, 3 and 3.5 it is 2.
+    assert cached(server) == {0: [1.0], 1: [1.0], 2: [2.0], 3: [3.5]}
+    assert caches(server)["main"].updates[2].rms == 3.0
+
+
+def test_one_update_per_commit_is_clipped_by_the_others():
+    server, tasks = begun(10, share=0.1)
+    for device in range(9):
+        report(server, tasks, {device: 1.0})
+    report(server, tasks, {9: -5.0})
+    assert server.store.commits == 10
+    assert cached(server)[9] == pytest.approx([-2.0])
 
 
 def test_the_step_is_measured_on_clipped_updates():
@@ -157,16 +205,24 @@ def test_a_median_norm_of_0_clips_to_0():
     assert report(server, tasks, {0: 0.0, 1: 0.0, 2: 3.0}) == [0.0]
 
 
-def test_stale_updates_are_discounted_by_their_age_in_fleet_passes():
+def test_a_stale_update_counts_as_much_as_any_other():
     server, tasks = begun(6, compensate=no_compensation)
     for _ in range(4):
-        report(server, tasks, {0: 0.0, 1: 0.0, 2: 0.0})
-    # Four commits of three devices of six: staleness 4 is two fleet passes.
-    report(server, tasks, {3: 3.0, 4: 3.0, 5: 3.0})
-    assert AGE_DISCOUNT == 0.5
-    assert cached(server)[3] == pytest.approx([3 * 3**-0.5])
-    weights = {each.weight for each in caches(server)["main"].updates.values()}
-    assert weights == {1.0}
+        report(server, tasks, {0: 3.0, 1: 3.0, 2: 3.0})
+    moved = report(server, tasks, {3: 5.0, 4: 5.0, 5: 5.0})
+    assert moved == pytest.approx([3 / 6 * 4.0])
+    assert cached(server)[3] == [5.0]
+
+
+def test_the_staleness_of_updates_divides_the_gain():
+    server, tasks = begun(6, step=MeasuredStep(), compensate=no_compensation)
+    for _ in range(4):
+        report(server, tasks, {0: 3.0, 1: 3.0, 2: 3.0})
+    # Four commits of three of six devices are two fleet passes; half of the average is replaced.
+    gain = server.strategy.merge.step.gain
+    moved = report(server, tasks, {3: 3.0, 4: 3.0, 5: 3.0})
+    assert gain == server.strategy.merge.step.gain == 2.0
+    assert moved == pytest.approx([3.0 * 1.0 / 2**0.5])
 
 
 def test_the_change_of_reporting_devices_corrects_for_those_that_are_missing():
@@ -288,16 +344,9 @@ def test_devices_that_have_left_do_not_block_commits():
     server, tasks = begun(3)
     report(server, tasks, dict.fromkeys(range(3), 1.0))
     server.handle(Failed(tasks[2].id, "lost"), Left(2))
-    for _ in range(2):
+    for _ in range(3):
         report(server, tasks, {0: 1.0, 1: 1.0})
-    assert server.store.commits == 2
-
-
-def test_slow_devices_are_waited_for():
-    server, tasks = begun(3)
-    for _ in range(9):
-        report(server, tasks, {0: 1.0, 1: 1.0})
-    assert server.store.commits == 0
+    assert server.store.commits == 3
 
 
 def test_surrogates_replace_updates_older_than_a_fleet_pass():
@@ -365,7 +414,7 @@ def test_a_cluster_merge_drops_the_cache_of_the_closed_model():
 
 
 def test_a_restored_server_continues_bit_for_bit_and_a_saved_state_stays():
-    server, tasks = begun(6, merge=CachedAggregation(0.0, MeasuredStep()))
+    server, tasks = begun(6, step=MeasuredStep())
     report(server, tasks, {0: 0.1, 1: 0.2, 2: 0.3})
     report(server, tasks, {0: 0.4})
     state = server.state()  # in the middle of a commit, with half of the fleet cached
@@ -378,7 +427,7 @@ def test_a_restored_server_continues_bit_for_bit_and_a_saved_state_stays():
     assert server.store.commits == 4
     later = dict(encode(state)[1])
     assert all(torch.equal(later[key], tensors[key]) for key in tensors)
-    again, _ = begun(6, merge=CachedAggregation(0.0, MeasuredStep()))
+    again, _ = begun(6, step=MeasuredStep())
     again.restore(decode(tree, tensors))
     for deltas in more:
         report(again, before, deltas)

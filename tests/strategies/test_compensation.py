@@ -329,6 +329,26 @@ def test_an_update_that_cannot_be_inverted_is_kept_stale(monkeypatch):
     assert fleet.compensator.last == {}
 
 
+@pytest.mark.parametrize(("fit", "used"), [(0.39, True), (0.41, False)])
+def test_estimates_above_the_largest_misfit_end_the_inversions_of_a_device(fit, used, monkeypatch):
+    fleet = Fleet(max_misfit=0.4)
+    plain = compensation.invert
+    monkeypatch.setattr(compensation, "invert", lambda *a: [replace(e, fit=fit) for e in plain(*a)])
+    fleet.epoch()
+    late = fleet.tasks[2]
+    fleet.late_update()
+    (line,) = fleet.logged("compensation")
+    assert line["gamma"] == float(used)
+    (gathered,) = fleet.gathered
+    assert torch.equal(gathered.delta, fleet.delta(2, late.params)) is not used
+    for _ in range(2):
+        fleet.epoch()
+    fleet.sent(fleet.answer(fleet.tasks[2]))
+    assert fleet.server.strategy.compensate.state()["given_up"] == (set() if used else {2})
+    inverted = [c for c in fleet.commands if isinstance(c, Later) and isinstance(c.event, Ready)]
+    assert bool(inverted or fleet.logged("compensation")) is used
+
+
 def test_an_absent_device_has_a_surrogate():
     fleet = Fleet(surrogates=True)
     fleet.epoch()

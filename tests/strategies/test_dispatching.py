@@ -1,4 +1,4 @@
-"""Which tasks the dispatcher of the default strategy gives."""
+"""Which tasks the plain dispatcher, that of the default strategy, gives."""
 
 import torch
 
@@ -6,7 +6,6 @@ from commands import sends
 from latecomer.core.messages import Arrived, Joined, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.core.strategy import Observer, Split, Strategy
-from latecomer.strategies.parts.dispatching import ClusterDispatch
 from latecomer.strategies.parts.merging import Buffer
 
 
@@ -26,15 +25,14 @@ def given(server, task):
 
 
 def test_an_idle_device_gets_the_head_even_if_it_has_trained_it():
-    strategy = Strategy(merge=Buffer(2), dispatch=ClusterDispatch())
-    server = Server(torch.zeros(1), strategy, TrainSpec())
+    server = Server(torch.zeros(1), Strategy(merge=Buffer(2)), TrainSpec())
     one, two = sends(server.handle(Joined(0), Joined(1)))
     assert given(server, one) == [(0, "main", 0)]
     assert given(server, two) == [(1, "main", 1)]
 
 
-def test_without_clustering_a_device_gets_the_head_of_its_lineage():
-    strategy = Strategy(merge=Buffer(9), dispatch=ClusterDispatch(), observers=(SplitOnce(),))
+def test_a_device_gets_the_head_of_its_lineage():
+    strategy = Strategy(merge=Buffer(9), observers=(SplitOnce(),))
     server = Server(torch.zeros(1), strategy, TrainSpec())
     tasks = sends(server.handle(Joined(0), Joined(1)))
     found = [given(server, task)[0][:2] for task in tasks]

@@ -108,7 +108,7 @@ def test_what_is_kept_does_not_grow_with_time():
         state = run.server.state()["parts"]
         members, clusters = state["route"]["members"], state["route"]["clusters"]
         records = state["observers.0"]["records"]
-        lists = [len(r["changes"]) + len(r["features"]) for r in records.values()]
+        lists = [len(r.changes) + len(r.features) for r in records.values()]
         return len(members), len(clusters), len(records), max(lists)
 
     early, late = kept(150), kept(600)

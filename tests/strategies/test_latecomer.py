@@ -7,7 +7,7 @@ from commands import logged, sends
 from latecomer.core.messages import Arrived, Joined, Update
 from toy import SIZE, ToyRun, toy_fleet, toy_run, toy_server
 
-OFF = {"share": 1.0, "clusters": 1, "compensate": False, "surrogates": False, "calibrate": 0.0}
+OFF = {"share": 1.0, "compensate": False, "surrogates": False}
 
 
 def test_all_switched_off_and_all_devices_in_a_commit_it_is_fedavg():
@@ -31,8 +31,6 @@ def test_all_switched_off_and_all_devices_in_a_commit_it_is_fedavg():
     [
         {"compensate": True},
         {"compensate": True, "surrogates": True},
-        {"clusters": 4},
-        {"calibrate": 1.0},
         {"share": 0.3},
     ],
     ids=str,

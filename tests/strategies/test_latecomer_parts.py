@@ -3,25 +3,8 @@
 import pytest
 
 from latecomer.core.messages import TrainSpec
-from latecomer.core.strategy import no_compensation, same_lineage
+from latecomer.core.strategy import ImmediateDispatch, no_compensation, same_lineage
 from latecomer.strategies.latecomer.strategy import latecomer
-
-
-@pytest.mark.parametrize(
-    ("options", "observers", "clustered"),
-    [
-        ({}, ["Calibration"], True),
-        ({"calibrate": 0.0}, [], True),
-        ({"clusters": 1}, ["Calibration"], True),  # its reports are those of the clustering
-        ({"clusters": 1, "calibrate": 0.0}, [], False),
-    ],
-)
-def test_observers(options, observers, clustered):
-    strategy = latecomer(**options)
-    assert [type(part).__name__ for part in strategy.observers] == observers
-    assert (strategy.route is not same_lineage) is clustered
-    assert (strategy.dispatch.clustering is not None) is clustered
-    assert strategy.personal is (options.get("clusters", 4) > 1)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +22,19 @@ def test_compensation_and_surrogates(options, compensates, renews):
     assert (strategy.merge.surrogates is not None) is renews
 
 
-def test_devices_report_on_the_examples_they_train_on():
-    spec = latecomer().prepare(TrainSpec(hold_back=True))
-    assert not spec.hold_back
-    assert spec.prior_correction
+def test_all_devices_share_one_model_and_report_nothing_beside_their_update():
+    strategy = latecomer()
+    assert strategy.route is same_lineage
+    assert isinstance(strategy.dispatch, ImmediateDispatch)
+    assert not strategy.personal
+    assert not strategy.observers
+    assert strategy.prepare(TrainSpec()) == TrainSpec()
+
+
+def test_options_reach_their_parts():
+    strategy = latecomer(share=0.7, server_gflops=3.0, samples=5, iterations=6)
+    compensator = strategy.compensate
+    assert strategy.merge.share == 0.7
+    assert compensator.gflops == 3.0
+    assert (compensator.effort.samples, compensator.effort.iterations) == (5, 6)
+    assert strategy.merge.surrogates.compensator is compensator

@@ -80,9 +80,9 @@ def test_fine_tuning_alone_asks_for_no_shares():
 def test_with_the_prior_devices_report_their_shares():
     _, tasks = begun()
     assert tasks[0].spec.report_shares
-    spec = personalised(build_strategy("latecomer"), prior=True).prepare(TrainSpec())
+    spec = personalised(build_strategy("echopfl"), prior=True).prepare(TrainSpec())
     assert spec.report_shares
-    assert spec.prior_correction  # what the strategy itself asks for stays
+    assert spec.feedback  # what the strategy itself asks for stays
 
 
 def test_a_restored_server_gives_the_same_settings():

@@ -12,6 +12,7 @@ from latecomer import cli
 from latecomer.core.strategy import Strategy
 from latecomer.errors import BadInput
 from latecomer.strategies.recipe import (
+    REMOVED,
     RENAMED,
     Recipe,
     build_strategy,
@@ -41,7 +42,7 @@ heterofl oort robust-quorum safa semi-async unstale w-pred weighted"""
 def test_strategies_with_epochs_and_with_a_model_per_cluster() -> None:
     built = {name: build_strategy(name) for name in recipes()}
     assert {name for name, s in built.items() if s.has_epochs} == set(EPOCHS.split())
-    clustered = {"clusterfl", "echopfl", "ifca", "latecomer"}
+    clustered = {"clusterfl", "echopfl", "ifca"}
     assert {name for name, s in built.items() if s.personal} == clustered
 
 
@@ -84,7 +85,23 @@ def test_a_removed_option_is_refused_with_those_that_exist(removed: str) -> None
     said = line("latecomer", {removed: 1})
     assert said.startswith(f"strategy.{removed}: latecomer has no such option")
     assert "it is now" not in said
-    assert "(options: share, clusters, compensate, " in said
+    assert "(options: share, compensate, " in said
+
+
+@pytest.mark.parametrize(
+    ("removed", "instead"), [(o, i) for of in REMOVED.values() for o, i in of.items()]
+)
+def test_a_removed_option_is_refused_with_what_replaces_it(removed: str, instead: str) -> None:
+    said = line("latecomer", {removed: 1})
+    start = f"strategy.{removed}: latecomer has no such option; it was removed: {instead}"
+    assert said.startswith(start)
+    assert "(options: share, compensate, " in said
+
+
+def test_what_replaces_removed_options_exists() -> None:
+    assert set(REMOVED["latecomer"]) == {"clusters", "calibrate"}
+    assert {"echopfl", "ifca", "clusterfl"} <= set(recipes())
+    assert "prior" in type(parse(TINY).personalise).model_fields
 
 
 def test_a_misspelt_option_is_refused_with_a_hint() -> None:
@@ -94,8 +111,8 @@ def test_a_misspelt_option_is_refused_with_a_hint() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, "far", True, float("inf")])
 def test_a_bad_value_is_named(value) -> None:
-    said = line("latecomer", {"calibrate": value})
-    assert said.startswith(f"strategy.calibrate: {value!r}: Input should be")
+    said = line("latecomer", {"share": value})
+    assert said.startswith(f"strategy.share: {value!r}: Input should be")
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:

@@ -29,10 +29,8 @@ class TrainSpec:
     clip: float = 0.0  # per-example L2 bound on the gradient; 0 = off
     last_layer_only: bool = False
     lr_scale: float = 1.0
-    feedback: bool = False  # report how well the model fits the local data (device/feedback.py)
-    hold_back: bool = True  # with `feedback`: examples used for evaluation are not trained on
-    # With `feedback`: predictions behind "error" are corrected for the device's class prior
-    prior_correction: bool = False
+    # Report how well the model fits a fifth of the local data, held back (device/feedback.py)
+    feedback: bool = False
     report_shares: bool = False  # send the class shares of the local data as "share_0" ...
     report_loss: bool = False  # send the loss before training as the metric "loss_rms"
     balance: float = 0.0  # decay of the average with the device's earlier gradients; 0 = off
@@ -61,14 +59,12 @@ class ServingSettings:
 
     `prior`: whether the logits are corrected for the device's class prior, by log(p_device /
     p_model). `class_prior`: p_model, one value per class; empty = uniform. `finetune_epochs`: local
-    epochs on the device's training examples. `output_bias`: added to the logits, one value per
-    class; empty = zero.
+    epochs on the device's training examples.
     """
 
     prior: bool = False
     finetune_epochs: int = 0
     class_prior: tuple[float, ...] = ()
-    output_bias: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latecomer.core.messages import Task, TrainSpec, Update
+from latecomer.core.messages import Task, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.checks import check_clipping
 from latecomer.device.feedback import feedback
@@ -112,7 +112,7 @@ class Client:
     def plan(self, task: Task) -> Plan:
         """The mini-batches of this task: a function of seed, device and task number alone."""
         rng, n = task_rng(self.seed, self.device, task.number), len(self.data(task)[1])
-        if not _holds_back(task.spec):
+        if not task.spec.feedback:
             return plan_batches(n, task.spec, rng)
         train, _ = self.train_validation_split(n)
         plan = plan_batches(len(train), task.spec, rng)
@@ -133,7 +133,7 @@ class Client:
     def validation_data(self, task: Task) -> tuple[Tensor, Tensor]:
         """The examples on which the losses of models and the feedback are computed."""
         x, y = self.data(task)
-        if not _holds_back(task.spec):
+        if not task.spec.feedback:
             return x, y
         _, held = self.train_validation_split(len(y))
         return x[held], y[held]
@@ -149,7 +149,7 @@ class Client:
         trained = validated = len(self.data(task)[1])
         if self.privacy is not None:
             forward = 0  # neither choice nor feedback may be sent
-        elif _holds_back(task.spec):
+        elif task.spec.feedback:
             trained, validated = map(len, self.train_validation_split(trained))
         trained = task.spec.epoch_examples(trained)
         passes = trained * task.spec.local_epochs + validated * forward / 3
@@ -244,8 +244,7 @@ class Client:
             metrics["loss_rms"] = loss_rms(network, base, x, y)
         if task.spec.feedback:
             if network.objective.classifies:
-                held = self.validation_data(task)
-                metrics |= feedback(network, base, *held, task.spec.prior_correction)
+                metrics |= feedback(network, base, *self.validation_data(task))
             metrics |= {f"loss_{i}": loss for i, loss in enumerate(self.model_losses(task))}
         if task.spec.report_shares and network.objective.classifies:
             shares = torch.bincount(y, minlength=network.num_classes) / len(y)
@@ -299,7 +298,3 @@ def _sent_part(network: FlatModel, trained: Tensor, memory: DeviceMemory) -> Ten
         return trained
     memory[BUFFERS] = trained[network.layout.size :].clone()
     return trained[: network.layout.size].clone()
-
-
-def _holds_back(spec: TrainSpec) -> bool:
-    return spec.feedback and spec.hold_back

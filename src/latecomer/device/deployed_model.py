@@ -21,7 +21,7 @@ from latecomer.device.personalisation import personalise
 from latecomer.errors import BadInput
 
 FILE = "model.safetensors"
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,22 +7,17 @@ import torch
 from torch import Tensor
 
 from latecomer.device.flat import FlatModel
-from latecomer.device.personalisation import prior_shift
 
 MAX_EXAMPLES_AT_ONCE = 4096  # in one forward pass
 
 
 @torch.no_grad()
-def feedback(
-    model: FlatModel, params: Tensor, x: Tensor, y: Tensor, prior_correction: bool = False
-) -> dict[str, float]:
+def feedback(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> dict[str, float]:
     """Metrics of the model at `params` on the examples (x, y).
 
     "feedback": chi-squared of the predicted against the actual label frequencies, times the mean
     variance of the soft labels (Eq. 3), which is small for an untrained model. "error": the share
-    of misclassified examples, after a label-shift correction if `prior_correction`. Per
-    class, "soft_0" ...: mean soft label p, "share_0" ...: label frequency, "sway_0" ...: mean of
-    p (1 - p).
+    of misclassified examples. Per class, "soft_0" ...: mean soft label.
     """
     outputs = [model.logits(params, part) for part in torch.split(x, MAX_EXAMPLES_AT_ONCE)]
     logits = torch.cat(outputs).double()
@@ -30,17 +25,9 @@ def feedback(
     predicted, classes = soft.argmax(1), soft.shape[1]
     spread = soft.var(1, correction=0).mean().item()
     chi2 = chi_squared(frequencies(predicted, classes), frequencies(y, classes))
-    corrected = logits + prior_shift(y, classes) if prior_correction else logits
-    wrong = (corrected.argmax(1) != y).double().mean().item()
-    found = {"feedback": chi2 * spread, "error": wrong}  # Eq. 3
-    per_class = {
-        "soft": soft.mean(0),
-        "share": torch.bincount(y, minlength=classes) / len(y),
-        "sway": (soft * (1 - soft)).mean(0),
-    }
-    for name, values in per_class.items():
-        found |= {f"{name}_{j}": value for j, value in enumerate(values.tolist())}
-    return found
+    wrong = (predicted != y).double().mean().item()
+    means = {f"soft_{j}": value for j, value in enumerate(soft.mean(0).tolist())}
+    return {"feedback": chi2 * spread, "error": wrong} | means  # Eq. 3
 
 
 def frequencies(labels: Tensor, classes: int) -> Tensor:

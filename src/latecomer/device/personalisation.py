@@ -5,7 +5,6 @@ frequencies of the device and p_model those that the model was trained on (Saere
 Fine-tuning trains the model on the device's examples. Nothing of it leaves the device.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -60,16 +59,15 @@ def personalise(
 
 
 def output_bias(settings: ServingSettings, labels: Tensor, num_classes: int) -> Tensor:
-    """`settings.output_bias`, plus log(p_device / p_model) with `settings.prior`, per class.
+    """log(p_device / p_model) per class with `settings.prior`, else 0.
 
-    A class prior or output bias of another number of classes is ignored.
+    A class prior of another number of classes is ignored.
     """
-    bias = _per_class(settings.output_bias, num_classes, torch.float32)
-    found = torch.zeros(num_classes) if bias is None else bias
     if not settings.prior:
-        return found
-    prior = _per_class(settings.class_prior, num_classes, torch.float64)
-    return found + prior_shift(labels, num_classes, prior)
+        return torch.zeros(num_classes)
+    known = len(settings.class_prior) == num_classes
+    prior = torch.tensor(settings.class_prior, dtype=torch.float64) if known else None
+    return prior_shift(labels, num_classes, prior)
 
 
 def prior_shift(labels: Tensor, num_classes: int, class_prior: Tensor | None = None) -> Tensor:
@@ -93,10 +91,6 @@ def _evidence(counts: Tensor, priors: Tensor) -> Tensor:
     sums = priors.sum(1)
     each = torch.lgamma(priors + counts) - torch.lgamma(priors)
     return torch.lgamma(sums) - torch.lgamma(sums + counts.sum()) + each.sum(1)
-
-
-def _per_class(values: Sequence[float], num_classes: int, dtype: torch.dtype) -> Tensor | None:
-    return torch.tensor(values, dtype=dtype) if len(values) == num_classes else None
 
 
 def subsample(x: Tensor, y: Tensor, max_examples: int) -> tuple[Tensor, Tensor]:

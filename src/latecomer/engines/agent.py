@@ -178,12 +178,12 @@ class Agent:
     ) -> None:
         """Store the model to be used until the next task, with the `buffers` of this device.
 
-        Class prior and output bias belong to the task's own model and are left out if training
-        started from an offer.
+        The class prior belongs to the task's own model and is left out if training started from
+        an offer.
         """
         params = task.chosen(update.choice).params
         if 0 < update.choice <= len(task.offers):
-            settings = replace(settings, class_prior=(), output_bias=())
+            settings = replace(settings, class_prior=())
         name = name_of(task.submodel)
         if (network := self.networks(task.submodel)) is not None:
             params = network.extended(params, buffers)

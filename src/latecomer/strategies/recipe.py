@@ -33,6 +33,14 @@ RENAMED = {
     "robust-fedbuff": {"voices": "votes_per"},
 }
 
+# Options that have been removed, by strategy: what replaces each.
+REMOVED = {
+    "latecomer": {
+        "clusters": "echopfl forms clusters, ifca and clusterfl too",
+        "calibrate": "personalise.prior corrects for the class prior of a device",
+    },
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -178,9 +186,12 @@ def _chosen(build: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, 
 
 
 def _no_such_option(strategy: str, key: str, known: Collection[str]) -> BadInput:
-    """One line with the option's new name, or the nearest known one."""
-    new = RENAMED.get(strategy, {}).get(key)
-    place = new if new and "." in new else f"strategy.{new}"
-    hint = f"; it is now {place}" if new else did_you_mean(key, ["name", *known])
+    """One line with the option's new name, what replaces it, or the nearest known one."""
+    new, replaced = (of.get(strategy, {}).get(key) for of in (RENAMED, REMOVED))
+    if replaced:
+        hint = f"; it was removed: {replaced}"
+    else:
+        place = new if new and "." in new else f"strategy.{new}"
+        hint = f"; it is now {place}" if new else did_you_mean(key, ["name", *known])
     listed = ", ".join(known) or "none"
     return BadInput(f"strategy.{key}: {strategy} has no such option{hint} (options: {listed})")

@@ -90,7 +90,7 @@ class MeasuredStep(Stateful):
             if self._slopes > self._moves:
                 least = max(MIN_GAIN, self._moves / self._slopes)
         self.gain = max(least, self.gain)
-        return self.gain * (1.0 + self.delay) ** -DELAY_DISCOUNT
+        return float(self.gain * (1.0 + self.delay) ** -DELAY_DISCOUNT)
 
     def _measure(
         self, clipped: Iterable[tuple[Contribution, float]], keep: float, seed: int

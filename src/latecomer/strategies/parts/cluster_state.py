@@ -25,9 +25,6 @@ class MemberState:
     offered: tuple[str, ...] = ()  # the lineages offered
     reports_losses: bool = True  # False for private devices
     losses: dict[str, float] = field(default_factory=dict)  # lineage -> loss on the device's data
-    recent_errors: list[float] = field(default_factory=list)
-    class_share: Tensor | None = None  # share of each class in its data, with `variance` or not
-    variance: Tensor | None = None  # mean p (1 - p) of each class
 
 
 @portable

@@ -37,9 +37,6 @@ IMPROVEMENT = 0.9  # times the smallest median error so far: the bound for an im
 MAX_REST = 64  # reviews, the longest pause between two splits of a cluster
 SEED_UPLOADS = 4  # uploads of the seed device before other devices are offered its cluster
 UPLOADS_BETWEEN_OFFERS = 2  # uploads of a device between two offers of all models, at least
-RECENT_ERRORS = 3  # reports of a device of which the smallest error counts
-MAX_VARIANCE = 0.25  # of p (1 - p)
-CHANGED_DATA = 1.5  # times the smallest median error so far: the data have changed
 
 
 class Clustering(Observer):
@@ -55,13 +52,7 @@ class Clustering(Observer):
     `need`: the device with the largest error seeds a new cluster, offered to devices with high
     errors. A cluster that only its seed device uses is closed again. With more than `max_clusters`
     the closest two are merged.
-
-    Not in the paper, for fleets that one model may serve well: with `passes` > 0 a cluster is
-    reviewed after `every` uploads and that many per member, split only when its error no longer
-    falls, only
-    devices above `need` are offered other models, and errors of devices with a sub-model are
-    ignored. Devices report feedback in every `feedback_every`-th task. With `partial` a new cluster
-    first trains its output layer alone.
+    With `partial` a new cluster first trains its output layer alone.
     """
 
     kept = ("_named", "_members", "_clusters", "_seeds", "_merging", "_direction", "_median_error")
@@ -77,13 +68,11 @@ class Clustering(Observer):
         measure: Measure = "error",
         ask: int = 10,
         partial: bool = True,
-        passes: float = 0.0,
-        feedback_every: int = 1,
     ) -> None:
         self.initial, self.max_clusters = initial, max_clusters
         self.every, self.margin = every, margin
         self.gap, self.need, self.measure, self.ask = gap, need, measure, ask
-        self.partial, self.passes, self.feedback_every = partial, passes, feedback_every
+        self.partial = partial
         self.seed_task = -1  # the task whose update becomes the model of a new cluster
         self._named = 0  # clusters named so far
         self._members: dict[int, MemberState] = {}
@@ -109,28 +98,14 @@ class Clustering(Observer):
     def _record_feedback(self, member: MemberState, contribution: Contribution) -> None:
         metrics = contribution.update.metrics
         member.uploads += 1
-        if self.feedback_every > 1 and self.measure not in metrics:
-            return  # no feedback in this update
         member.error = float(metrics.get(self.measure, math.nan))
-        if self.passes:
-            member.error = self._smallest_recent(member, contribution)
-        mean, share, variance = (per_class(metrics, name) for name in ("soft", "share", "sway"))
-        complete = is_distribution(share) and len(variance) == len(share) == len(mean)
-        complete = complete and min(variance) >= 0 and max(variance) <= MAX_VARIANCE
-        member.mean_prediction = _vector(mean) if is_distribution(mean) else None
-        member.class_share = _vector(share) if complete else None
-        member.variance = _vector(variance) if complete else None
+        mean = per_class(metrics, "soft")
+        usable = is_distribution(mean)
+        member.mean_prediction = torch.tensor(mean, dtype=torch.float64) if usable else None
         if contribution.task.id == member.offer_task:
             losses = ((name, metrics.get(f"loss_{i}")) for i, name in enumerate(member.offered))
             member.losses = {n: float(loss) for n, loss in losses if loss is not None and loss >= 0}
             member.reports_losses = bool(member.losses)
-
-    def _smallest_recent(self, member: MemberState, contribution: Contribution) -> float:
-        """The smallest of its last errors: a single high error may come from an early model."""
-        if contribution.task.submodel is not None:
-            return math.nan
-        recent = member.recent_errors = [*member.recent_errors, member.error][-RECENT_ERRORS:]
-        return min(recent) if len(recent) == RECENT_ERRORS else math.nan
 
     def _choose(self, contribution: Contribution, first: bool, view: ServerView) -> str:
         device, own = contribution.task.device, contribution.lineage
@@ -180,7 +155,7 @@ class Clustering(Observer):
     def assignment(self, device: int, task: int, view: ServerView) -> Assignment:
         """The device's next task, which has this id; with all models if it may change cluster."""
         lineage, member = view.lineage_of(device), self._members.get(device)
-        spec = self._spec(lineage, member, view)
+        spec = self._spec(lineage, view)
         if member is None or device in self._seeds or not self._is_offered_all(member, view):
             return Assignment(device, lineage, spec)
         others = tuple(n for n in view.store.lineages if n != lineage and self._clusters[n].open)
@@ -188,19 +163,12 @@ class Clustering(Observer):
             return Assignment(device, lineage, spec)
         member.offered_at, member.offer_task = member.uploads, task
         member.offered = (lineage, *others)
-        if self.feedback_every > 1:
-            spec = replace(spec or view.spec, feedback=True)
         return Assignment(device, lineage, spec, others)
 
-    def _spec(self, lineage: str, member: MemberState | None, view: ServerView) -> TrainSpec | None:
+    def _spec(self, lineage: str, view: ServerView) -> TrainSpec | None:
         """The training program if it differs from the run's, else None."""
         fresh = self._clusters.get(lineage, ClusterState()).fresh
-        every = self.feedback_every
-        reports = every > 1 and (member is None or member.uploads % every == 0)
-        if not fresh and not reports:
-            return None
-        spec = replace(view.spec, last_layer_only=True) if fresh else view.spec
-        return replace(spec, feedback=True) if reports else spec
+        return replace(view.spec, last_layer_only=True) if fresh else None
 
     def _is_offered_all(self, member: MemberState, view: ServerView) -> bool:
         since = member.uploads - member.offered_at
@@ -210,8 +178,6 @@ class Clustering(Observer):
             return False  # it has been offered them and has not answered yet
         if since < min(UPLOADS_BETWEEN_OFFERS, self.ask):
             return False
-        if self.passes:
-            return member.error > self.need
         return since >= self.ask or member.error > (1 + self.gap) * self._median_error
 
     # Review: splits.
@@ -219,7 +185,7 @@ class Clustering(Observer):
     def act(self, view: ServerView) -> Iterable[Absorb]:
         """Review the clusters that are due: close empty ones, start new ones, merge the closest."""
         yield from self._merged_pair(view)
-        due = [name for name in self._clusters if self._is_due(name, view)]
+        due = [name for name, of in self._clusters.items() if of.merges >= self.every]
         if not due:
             return
         known = [m.error for m in self._members.values() if m.error >= 0]
@@ -244,13 +210,6 @@ class Clustering(Observer):
             distances = ClusterDistances(self._members, here, view)
             self._merging = distances.pair_to_merge(open_ones, self.max_clusters, self.need)
 
-    def _is_due(self, name: str, view: ServerView) -> bool:
-        merges = self._clusters[name].merges
-        if not self.passes or merges < self.every:
-            return merges >= self.every
-        here = sum(view.lineage_of(device) == name for device in self._members)
-        return merges >= self.passes * here
-
     def _drop_lost_seeds(self, view: ServerView) -> None:
         """Remove planned clusters whose seed device is no longer present."""
         for device in [d for d in self._seeds if not _is_present(d, view)]:
@@ -273,12 +232,8 @@ class Clustering(Observer):
         if len(known) < MIN_MEMBERS:
             return
         middle = median(error for error, _ in known)
-        if self.passes and middle > CHANGED_DATA * max(cluster.best, 0.5 * self.need):
-            cluster.best = math.inf
         cluster.stuck = 0 if middle < IMPROVEMENT * cluster.best else cluster.stuck + 1
         cluster.best = min(cluster.best, middle)
-        if self.passes and cluster.stuck < STUCK_AFTER:
-            return
         if cluster.resting:
             cluster.resting -= 1
             return
@@ -331,26 +286,6 @@ class Clustering(Observer):
         cluster.best, cluster.stuck = math.inf, 0
         if self._merging is not None and gone in self._merging:
             self._merging = self._direction = None
-
-    # What devices have reported.
-
-    def label_statistics(
-        self, devices: Iterable[int], classes: int
-    ) -> dict[int, tuple[Tensor, ...]]:
-        """Device -> mean soft label, class shares and mean p (1 - p), of those that report them."""
-        found: dict[int, tuple[Tensor, ...]] = {}
-        for device in devices:
-            member = self._members.get(device)
-            mean = None if member is None else member.mean_prediction
-            if member is None or mean is None or len(mean) != classes:
-                continue
-            if member.class_share is not None and member.variance is not None:
-                found[device] = (mean, member.class_share, member.variance)
-        return found
-
-
-def _vector(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def _whole_delta(contribution: Contribution, view: ServerView) -> Tensor:

@@ -45,12 +45,10 @@ class OneLineageEach:
 class ClusterDispatch:
     """Dispatch: idle devices get the head of their lineage, as `clustering` assigns them."""
 
-    def __init__(self, clustering: Clustering | None = None) -> None:
+    def __init__(self, clustering: Clustering) -> None:
         self.clustering = clustering
 
     def __call__(self, view: ServerView) -> Iterable[Assignment]:
-        if self.clustering is None:
-            return [Assignment(device, view.lineage_of(device)) for device in view.idle]
         return [
             self.clustering.assignment(device, view.tasks_given + place, view)
             for place, device in enumerate(list(view.idle))

@@ -179,9 +179,8 @@ def plan_race(
 
 
 def _is_personal(experiment: Experiment) -> bool:
-    """Whether devices use different models by design; `latecomer` forms clusters only if needed."""
-    strategy = experiment.recipe.make(experiment.config.strategy.options)
-    return strategy.personal and strategy.name != "latecomer"
+    """Whether devices use different models by design."""
+    return experiment.recipe.make(experiment.config.strategy.options).personal
 
 
 def _length(subject: Subject) -> float:
