@@ -19,12 +19,12 @@ INFLATION = 2.0  # largest model norm on probation, over that of the first model
 
 
 class LargestMedian:
-    """The median over devices of the largest value of each; the largest that it has been.
+    """The running maximum of a median: the median over devices of each device's largest value.
 
     Each of the last `window` devices counts once, so neither one that answers often nor a minority
-    of hostile ones can move it. Keeping the largest leaves room for late devices with large updates
-    after the others have converged. `known` with `MIN_DEVICES` devices, or with 3 or 4 that have
-    `warmup` values together, of which each counts a third at most.
+    of hostile ones can raise it. It never falls, so updates of late devices are not refused after
+    the others have converged. `known` from `MIN_DEVICES` devices on; with 3 or 4 devices from
+    `warmup` values on, where a device counts with at most a third of `warmup`.
     """
 
     def __init__(self, window: int, warmup: int) -> None:
@@ -75,10 +75,11 @@ class Checks:
     number of examples `examples_ratio` times (0 switches either off), and never above
     `max_examples`. While the reference is not known, the norm is bounded by `norm_ratio` times the
     scale of the model (`first_scale`), and updates are accepted on probation: if one of them
-    exceeds the reference once that is known, `trouble` asks for a roll-back. It also does if an
-    update larger than the model itself made the model grow (`INFLATION`) before others trained on
-    it, which makes their norms useless as a reference, and if the last updates of most devices
-    were refused. With `stop` the run ends after a roll-back.
+    exceeds its bound once the reference is known, `trouble` asks for a roll-back. It also does so
+    if, on probation, a device sent an update larger than the first model and devices then trained
+    on a model more than `INFLATION` times as large as the first: their norms are no reference. And
+    it does so if the last updates of most devices were refused. With `stop` the run ends after a
+    roll-back.
 
     `strikes` of a device: +1 for a refused update, -1 for an accepted one, 0 at least; the server
     quarantines a device from `MAX_STRIKES` on.
@@ -134,9 +135,11 @@ class Checks:
     def trouble(self, devices: int) -> str | None:
         """Why the model has to be rolled back, or None; `devices` is the size of the fleet.
 
-        The devices at fault have `MAX_STRIKES` afterwards. The checks start anew if the last
-        updates of most devices that answered were refused, of one in `MIN_SHARE` of all (counting
-        `window` at most) and of 3 or all at least; and, once in a run, if the model had grown.
+        The devices at fault get `MAX_STRIKES`. All references are forgotten in two cases:
+        - the model grew on probation (once in a run);
+        - the last updates of c devices were refused, where c is more than half of the devices that
+          answered and at least max(3, min(devices, window) / `MIN_SHARE`). In a fleet of fewer than
+          3, the last updates of all must be refused and each have `MAX_STRIKES`.
         """
         if self._probation and self._norms.known:
             self._probation = False
@@ -173,14 +176,18 @@ class Checks:
         return f"the last updates of {count} of {answered} devices were refused: {reasons[-1]}"
 
     def _start_anew(self, suspects: set[int]) -> None:
-        """Forget all devices; suspects, if they are a minority, have `MAX_STRIKES`."""
+        """Forget all devices; suspects get `MAX_STRIKES` if they are a minority."""
         minority = 2 * len(suspects) < len(self._refused)
         self.reset()
         if minority:
             self.strikes |= dict.fromkeys(suspects, MAX_STRIKES)
 
     def _take_suspects(self) -> set[int]:
-        """The devices whose first updates no privacy noise as that of other devices explains."""
+        """Devices with a first update larger than the first model that noise does not explain.
+
+        Noise explains it up to `INFLATION` times the median noise_std that devices reported. The
+        records are cleared.
+        """
         claims = sorted(self._noise.values())
         usual = INFLATION * claims[(len(claims) - 1) // 2] if claims else 0.0
         found = {device for device, noise in self._suspects.items() if noise > usual}

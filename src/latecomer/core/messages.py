@@ -83,9 +83,9 @@ class Task:
     `number` counts the tasks of this device: with the run's seed it names the random stream, so
     that results do not depend on the order in which tasks are executed. With `offers` the device
     starts from the model with the least loss on its data and reports which. `broadcasts` are newer
-    models sent while it trains; it may continue from the last one it received; None replaces one
-    that it cannot use any more. `began` is the time of dispatch, set by the engine: a device whose
-    data change trains on those of that time.
+    models sent while it trains; it may continue from the last one it received; an entry is None
+    once the device can no longer use that model. `began` is the time of dispatch, set by the
+    engine: a device whose data change trains on those of that time.
     """
 
     id: int

@@ -155,7 +155,11 @@ class Server(Stateful):
         return self.parts.folded("serving", ServingSettings(), lineage, self)
 
     def handle(self, *events: Event) -> list[Command]:
-        """Process all events of one moment; returns what the engine has to do."""
+        """Process all events of one moment; returns what the engine has to do.
+
+        Order: each event; a roll-back if the checks ask for one; `merge.settle`; a snapshot; `act`
+        of all parts; `dispatch`.
+        """
         out: list[Command] = []
         for event in events:
             match event:
@@ -365,9 +369,9 @@ class Server(Stateful):
             self.idle.add(device)
 
     def _quarantine(self, device: int, out: list[Command]) -> None:
-        """Give the device no task for as many accepted updates as there are devices.
+        """Give a device with `MAX_STRIKES` no task for a number of accepted updates.
 
-        The time doubles with every strike beyond `MAX_STRIKES`.
+        It is the number of devices, at least `MIN_QUARANTINE`; every further strike doubles it.
         """
         further = self.checks.strikes.get(device, 0) - MAX_STRIKES
         if further < 0:
@@ -389,7 +393,7 @@ class Server(Stateful):
                     self._set_free(device)
 
     def _take_snapshot(self) -> None:
-        """Store the head now and then, while few devices' last updates were refused."""
+        """Store the head every `SNAPSHOT_UPDATES` accepted updates, if `Checks.undisturbed`."""
         if self.accepted - self._snapshot_at < SNAPSHOT_UPDATES or not self.checks.undisturbed:
             return
         lineage = self.store.resolve(MAIN)
@@ -398,10 +402,12 @@ class Server(Stateful):
         del self._snapshots[:-MAX_SNAPSHOTS]
 
     def _roll_back(self, reason: str, out: list[Command]) -> None:
-        """Return to the newest stored model, which is not used again, with a new strategy state.
+        """Make the newest snapshot the head and reset the strategy to its initial state.
 
-        The run ends if the merge keeps a model of its own (`keeps_model`), if `Checks.stop` is
-        set, and after `MAX_ROLLBACKS` in a row.
+        The snapshot is removed, so the next roll-back goes further back; without snapshots the
+        initial model is used. The run ends instead if the merge keeps a model of its own
+        (`keeps_model`); it ends afterwards if `Checks.stop` is set, and with the roll-back after
+        `MAX_ROLLBACKS` without a new snapshot.
         """
         if getattr(self.strategy.merge, "keeps_model", False):
             self.stopped = reason

@@ -24,10 +24,10 @@ class _Held:
 class ModelStore:
     """Heads of lineages, and the versions that open tasks were sent.
 
-    A version is stored while it is a head or pinned, so the number of stored models is bounded by
-    the number of open tasks. Each lineage also keeps the numbers of its commits since the oldest
-    stored version (8 bytes each), from which staleness is counted; this stays correct when a device
-    moves to another lineage, and after a fork or a merge.
+    A version is stored while it is a head or pinned, so the number of stored models is at most
+    that of lineages plus that of models sent to open tasks. Each lineage also keeps the numbers of
+    its commits since the oldest stored version (8 bytes each), from which staleness is counted;
+    this stays correct when a device moves to another lineage, and after a fork or a merge.
     """
 
     def __init__(self, params: Tensor) -> None:

@@ -311,7 +311,7 @@ class Strategy:
     `prepare` adapts the run's local training program. `has_epochs`: a commit on the main lineage
     closes an epoch of the whole fleet. `personal`: devices are clustered, each cluster with a model
     of its own. `needs` names what devices must send beside the delta, if the strategy does not work
-    without it. `needs_classes`: it works on class probabilities only.
+    without it. `needs_classes`: it works only if networks return class logits.
     """
 
     name: str = "custom"

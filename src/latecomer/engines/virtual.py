@@ -194,7 +194,7 @@ class VirtualEngine(Stateful):
         return None
 
     def _stands(self, idle_for: float) -> bool:
-        """Whether only availability windows opened and closed for two of the longest periods."""
+        """Whether only windows are due, and `idle_for` exceeds twice the longest period."""
         if idle_for <= 2 * self.fleet.longest_period:
             return False
         return all(isinstance(item, Opens | Closes) for _, _, item in self._heap)

@@ -1,1 +1,1 @@
-"""One paper, one file: each a short recipe of parts for the five slots."""
+"""Strategies: those of papers, the parts that several use, and the default strategy."""

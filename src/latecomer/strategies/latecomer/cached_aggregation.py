@@ -6,8 +6,10 @@ answer seldom count as much as those that answer often. Here a commit follows a 
 instead of a round. A *fleet pass* is as many updates as the lineage has members.
 
 Wang et al., Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
-Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): the mean change of the updates that
-have just arrived is the variance-reduced correction. The step is measured (`measured_step`).
+Calibration, 2024 (CA2FL), after SAGA (Defazio et al. 2014): the variance-reduced correction adds
+the mean change of the updates that have just arrived to the mean of the cache. With h the mean of
+the cache that already holds them, and r the share of the weights that is theirs, CA2FL steps by
+h + (1 - r) * change; MIFA steps by h. The length of the step is measured (`measured_step`).
 """
 
 import math
@@ -57,16 +59,21 @@ class LineageCache:
 
 
 class CachedAggregation(Stateful):
-    """Merge: after `share` * members updates, commit with the mean of the cache.
+    """Merge: after ceil(`share` * members) updates, commit with the mean of the cache.
 
-        w <- w + gain * (devices reported) / members * (mean of the cache + 0.3 * mean change)
+        w <- w + min(1, gain * reported / members) * (h + 0.3 * (1 - r) * change)
 
-    The mean change is that of the devices that reported, against their previous update. `step`
-    gives the gain. Updates are clipped to twice the median norm of all devices' last updates.
-    A late update counts as much as any other.
-    Members are the devices of the lineage that are idle, working or cached. `surrogates` replace
-    cached updates older than a fleet pass. Known privacy noise scales the gain above 1 and the
-    correction by the median share of an update's squared norm that is not noise.
+    members: number of devices of the lineage that are idle, working or cached.
+    reported: number of devices with an update since the last commit; only their last one counts.
+    h: mean of the cache with these updates and surrogates, weighted by the contributions' weights.
+    change: weighted mean of cached delta - previously cached delta, over the devices that reported
+        and had a cached update of the same sub-model; r is their share of the weights in the cache.
+    gain: mean updates per fleet pass, from `step`.
+
+    A delta is clipped to twice the median root mean square of all devices' last deltas. Weights do
+    not depend on age. Cached updates that arrived more than a fleet pass ago are replaced by
+    `surrogates`, where there is one. With privacy noise the gain is 1 + q * (gain - 1) and the
+    correction is multiplied by q, the median `signal_share` of the updates that arrived.
     """
 
     kept = ("_caches",)
@@ -139,7 +146,10 @@ class CachedAggregation(Stateful):
         view: ServerView,
         version: int | None = None,
     ) -> tuple[CachedUpdate | None, CachedUpdate]:
-        """Cache an update, clipped by `factor`; returns what it replaces, and itself."""
+        """Cache the delta times `factor`; returns the cached update it replaces, and the new one.
+
+        `version` is its time of arrival in commits (None: now).
+        """
         device = contribution.task.device
         before = self._drop(device, cache)
         delta = contribution.delta if factor == 1.0 else factor * contribution.delta
@@ -166,7 +176,10 @@ class CachedAggregation(Stateful):
         return max(1, len(_present(lineage, view) | cache.updates.keys()))
 
     def _forget(self, cache: LineageCache, fleet_pass: float, view: ServerView) -> None:
-        """Drop the cached updates of devices that have been absent for several fleet passes."""
+        """Drop cached updates older than `FORGET_AFTER_PASSES` of devices neither idle nor working.
+
+        `fleet_pass` is the length of a fleet pass in commits.
+        """
         oldest = view.store.commits - FORGET_AFTER_PASSES * fleet_pass
         for device, cached in list(cache.updates.items()):
             absent = device not in view.working and device not in view.idle
@@ -174,7 +187,11 @@ class CachedAggregation(Stateful):
                 self._drop(device, cache)
 
     def _renew(self, lineage: str, cache: LineageCache, fleet_pass: float, view: ServerView) -> int:
-        """Replace cached updates older than a fleet pass by surrogates; returns how many."""
+        """Replace or add surrogates for devices without an update of the last fleet pass.
+
+        A surrogate keeps the time of arrival of the update it replaces, so it is replaced again at
+        the next commit. Without a surrogate the cached update stays. Returns their number.
+        """
         if self.surrogates is None:
             return 0
         now = view.store.commits
@@ -200,7 +217,10 @@ def _present(lineage: str, view: ServerView) -> set[int]:
 
 
 def signal_share(rms: float, update: Update) -> float:
-    """1 - noise variance / rms^2 of a delta, at least 0; 0 if its noise is unknown."""
+    """1 - noise_std^2 / rms^2: the share of a delta's squared norm that is not noise, at least 0.
+
+    1 without privacy; 0 if the update is private and its noise is unknown.
+    """
     noise = update.noise_std
     if not noise:
         return 0.0 if update.epsilon else 1.0  # after Adam the noise in the delta is unknown

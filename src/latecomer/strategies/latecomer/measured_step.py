@@ -3,13 +3,17 @@
     L = sqrt( sum |mean of (delta - delta')|^2 / sum |mean of (base - base')|^2 )
     s = - sum <mean of (delta - delta'), mean of (base - base')> / sum |mean of (base - base')|^2
 
-The sums are over commits, the means over the devices of a commit that have reported before; ' is
-their previous visit. L estimates the Lipschitz constant of the map from the model to the mean
-update; mini-batch noise raises it. s is the slope of that map along the movement of the model
-(Barzilai and Borwein 1988), which such noise does not bias. L near 1: updates lead to a nearly
-fixed point (large learning rates), and more than one mean update per fleet pass would overshoot. L
-near 0: updates are directions (small rates), and many mean updates per fleet pass are safe. s above
-1: devices overshoot themselves, and one mean update per fleet pass is too much.
+The means are over the devices of a commit that have reported before, weighted by the contributions'
+weights; ' marks the base and delta of a device's previous update. The sums are over commits, with
+exponential forgetting over about one fleet pass. All are computed on `COORDINATES` random
+coordinates, and the variance of known privacy noise is subtracted from the numerator of L^2.
+
+L estimates the Lipschitz constant of the map from the model to the mean update; mini-batch noise
+raises it. s is minus the slope of that map along the movement of the model (Barzilai and Borwein
+1988), on which such noise has little influence. L near 1: base + delta hardly depends on the base
+(large learning rates), so a gain far above 1 would overshoot that point. L near 0: delta hardly
+depends on the base (small rates), so a large gain is safe. s above 1: a mean update overshoots
+already, so the gain must be below 1.
 """
 
 import math
@@ -47,7 +51,10 @@ class Visit:
 
 @dataclass(slots=True)
 class MeanChange:
-    """Weighted sums over devices that report again: changes of delta and base, noise variance."""
+    """Sums of weight * (delta - delta') and weight * (base - base') over devices that report again.
+
+    `noise` is the noise variance of `change` per coordinate, `weight` the sum of the weights.
+    """
 
     change: Tensor
     move: Tensor
@@ -56,7 +63,7 @@ class MeanChange:
 
 
 class MeasuredStep(Stateful):
-    """Computes how many mean updates per fleet pass the model may move."""
+    """Computes the gain: by how many mean updates the model moves per fleet pass."""
 
     kept = ("gain", "delay", "_visits", "_changes", "_moves", "_slopes")
 
@@ -73,9 +80,12 @@ class MeasuredStep(Stateful):
     ) -> float:
         """The gain for a commit with these updates, each with the factor that clips its norm.
 
-            gain = 1.4 / L, at least min(1, 1 / s); divided by sqrt(1 + delay)
+            gain <- max(least, min(1.4 / L, 10^p * gain, 1 / p)), initially 2
+            least = 1 if s <= 1, else max(0.25, 1 / s)
 
-        It grows at most tenfold per fleet pass, and no further than one mean update per commit.
+        p is the number of fleet passes per commit, so 1 / p is one mean update per commit. Before a
+        device has reported twice the gain stays 2. Returns gain / sqrt(1 + delay), with delay the
+        running mean of the staleness in fleet passes.
         """
         passes = len(clipped) / members
         keep = max(0.5, 1.0 - passes)
@@ -95,7 +105,7 @@ class MeasuredStep(Stateful):
     def _measure(
         self, clipped: Iterable[tuple[Contribution, float]], keep: float, seed: int
     ) -> None:
-        """Add the mean changes of a commit to the sums, after forgetting a share of them."""
+        """Multiply the sums by `keep` and add the terms of a commit, if it has any."""
         means: dict[str, MeanChange] = {}  # by sub-model
         for contribution, factor in clipped:
             before, visit = self._visit(contribution, factor, seed)
@@ -125,7 +135,7 @@ class MeasuredStep(Stateful):
     def _visit(
         self, contribution: Contribution, factor: float, seed: int
     ) -> tuple[Visit | None, Visit]:
-        """The device's previous visit and this one, which replaces it."""
+        """The device's previous visit (None: its first) and this one, which is stored instead."""
         index = self._measured(contribution.delta.numel(), seed)
         visit = Visit(
             name_of(contribution.task.submodel),

@@ -1,10 +1,13 @@
 """The default strategy: cached aggregation with a measured step, and compensation of late updates.
 
 Parts and the papers they come from:
-- every commit averages the cached updates of all devices (MIFA) with a part of the variance-reduced
-  correction (CA2FL); the step follows from how much updates change as the model moves;
-- late updates are compensated by gradient inversion, absent devices by surrogates (FedDC), as long
-  as the device's next update shows that this is nearer to it.
+- every commit steps by the mean of the cached updates of all devices (MIFA) plus 0.3 times the
+  variance-reduced correction (CA2FL); the length of the step is computed from how much the mean
+  update changes as the model moves (ours);
+- late updates are replaced by estimates from gradient inversion (FedDC), until most devices' next
+  updates show that the estimates have larger errors than the late updates themselves;
+- outdated cached updates of late devices are replaced by surrogates (ours), unless the device's
+  next update showed that a delta of 0 would have had a smaller error.
 Sub-models, privacy and personalisation come from the config, as for every strategy.
 """
 
@@ -42,13 +45,14 @@ def latecomer(
 ) -> Strategy:
     """Options:
 
-    share: updates per commit, as a share of the number of devices, at least one.
-    compensate: replace updates at least 5 times as stale as the mean by estimates.
-    surrogates: while a late device works on a task, replace its outdated cached update by an
-        estimate; needs `compensate`.
+    share: updates per commit, as a share of the number of devices, rounded up.
+    compensate: replace updates at least 5 times as stale as the mean of the others by estimates.
+    surrogates: while a device whose updates were late works on a task, replace its cached update
+        that is older than a fleet pass by an estimate; needs `compensate`.
     server_gflops: speed of the server, for the virtual time of inversions; 0: they take none.
     samples: examples per inversion.
-    iterations: optimiser steps per inversion.
+    iterations: optimiser steps of a device's first inversion; later ones start from its last
+        examples and take 8.
     save_estimates: keep inverted examples in checkpoints; without, a resume starts inversions cold.
     """
     weigh = by_examples()

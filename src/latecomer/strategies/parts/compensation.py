@@ -1,10 +1,10 @@
 """The *compensate* slot of FedDC: late updates are replaced by estimates for the present model.
 
-An update that is late, unique and of a staleness for which compensation has not ended is inverted:
-examples are found whose
-local training reproduces it. Training the present head on these examples gives the estimate. Where
-the device's earlier examples reproduce the update too, they are used again without an inversion;
-otherwise the inversion takes server time (`Later`).
+An update is compensated if it is late (`_is_late`), differs from the updates on time
+(`uniqueness`), and compensation has not ended for its staleness (`switch_off`). Its inversion gives
+examples whose local training reproduces it, and training the present head on these examples gives
+the estimate. If the device's earlier examples reproduce the update too, they are used again without
+an inversion; otherwise the inversion takes server time (`Later`).
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,10 @@ STALENESS_WINDOW = 1000  # updates over which the mean staleness is averaged, at
 @portable
 @dataclass(frozen=True, slots=True, eq=False)
 class LastUpdate:
-    """A late device's last update, `delta` from `base`, and the estimated examples behind it."""
+    """A late device's last update, `delta` from `base`, and its last estimated examples.
+
+    After compensation has ended, the examples are those of an earlier update.
+    """
 
     estimate: Estimate
     num_examples: int
@@ -60,10 +63,11 @@ class InversionCompensator(Observer):
     """Compensate: replaces late updates by estimates from gradient inversion.
 
     An update is late from `min_staleness` commits on; with `min_ratio` it must also be that many
-    times as stale as the mean, which keeps fully asynchronous modes from compensating everything.
-    An update that the device's earlier examples reproduce nearly as well as the one they were found
-    for (`reuse` times their misfit, 0: never) needs no new inversion. Estimates with a misfit above
-    `max_misfit` are not used, and further updates of that device are not inverted. `gflops` is the
+    times as stale as the mean of updates that were not late, which keeps fully asynchronous modes
+    from compensating everything. The device's earlier examples are used again if their misfit on
+    the new update is at most `reuse` times that on the update they were found for (0: never). The
+    examples of an inversion are not used if their misfit is 1 or more. If it is above `max_misfit`,
+    no update of that device is compensated any more. `gflops` is the
     speed of the server, for the virtual time of inversions; 0 makes them free. Without
     `keep_estimates` they are left out of checkpoints, and a resumed run starts its inversions cold.
     """
@@ -139,7 +143,10 @@ class InversionCompensator(Observer):
         return Later(self._cost[task.id], Ready(contribution))
 
     def finish(self, contribution: Contribution, view: ServerView) -> Compensated:
-        """The first to be finished has all waiting contributions inverted in one batch."""
+        """Compensate for the present head.
+
+        The first call inverts all waiting contributions with the same network in one batch.
+        """
         model = cast(FlatModel, view.network(contribution.task.submodel))
         task = contribution.task
         if task.id not in self._found:
@@ -192,9 +199,9 @@ class InversionCompensator(Observer):
             self._notes.append(switch_note(reason, 0, MAIN))
 
     def _is_late(self, contribution: Contribution, view: ServerView) -> bool:
-        """Whether it is late; if not, it enters the mean staleness.
+        """Whether it is late; if not, its staleness enters the mean.
 
-        With `min_ratio`, none is late before two updates per device have arrived on average.
+        With `min_ratio`, no update is late before there were two updates per present device.
         """
         staleness = contribution.staleness
         late = staleness >= self.min_staleness
@@ -208,7 +215,7 @@ class InversionCompensator(Observer):
         return late
 
     def _is_unique(self, contribution: Contribution) -> bool:
-        """Whether it differs from its peers; a device found unique once stays so."""
+        """Whether it differs from its peers; always, once the device has been compensated."""
         if contribution.task.device in self.last:
             return True
         return is_unique(sketch(contribution.delta), self._peers.of(contribution), self.gate)

@@ -1,4 +1,4 @@
-"""Personalisation for any strategy: which settings devices use a model with between tasks."""
+"""Personalisation for any strategy: the settings with which devices use a model between tasks."""
 
 from collections.abc import Callable
 from dataclasses import replace

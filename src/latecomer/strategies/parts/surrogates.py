@@ -1,8 +1,8 @@
 """Surrogate updates: estimates for late devices that still work on a task when a commit is made.
 
-Past the papers, which only compensate updates that arrive. The server has examples that reproduce
-the device's last update; trained on the current model, they give the update the device would be
-expected to send, weighed as the device itself.
+Ours: the papers only compensate updates that arrive. The server has examples that reproduce an
+update of the device. Training the current model on them gives an estimate of the update that the
+device would send, which has the weight of the device's own update.
 """
 
 from collections.abc import Iterable
@@ -27,9 +27,11 @@ MAX_ABSENCE = 2
 class SurrogateUpdates:
     """Makes contributions for late devices that work on a task and have no recent update.
 
-    By the device's last validation, the nearest of three is used: the replayed estimate, its last
-    delta, or 0 (no contribution). Where compensation has ended, the last delta replaces the
-    estimate as the share gamma falls to 0.
+    Late devices are those with a compensated update (`InversionCompensator.last`). The last
+    validation of a device decides by the smallest error: the estimate (also if there was no
+    validation), its last delta, or 0, for which no contribution is made. Where compensation has
+    ended, it is gamma * estimate + (1 - gamma) * last delta. A task open for more than
+    `MAX_ABSENCE` times the staleness of the device's last update gets no contribution.
     """
 
     compensator: InversionCompensator
@@ -38,7 +40,7 @@ class SurrogateUpdates:
     def __call__(
         self, lineage: str, with_update: Iterable[int], view: ServerView
     ) -> list[Contribution]:
-        """One weighed contribution per working device with a `LastUpdate`.
+        """One weighed contribution per working late device that is not in `with_update`.
 
         `with_update` are the devices whose own update is used.
         """

@@ -1,11 +1,11 @@
 """When to end compensation: FedDC Algorithm 1 as corrected in docs/papers.md, with a smooth end.
 
-A device's next update validates an earlier estimate. Once most estimates of a lineage have larger
-errors than the stale updates they replaced, compensation fades out there: the share gamma of the
-estimate falls from 1 to 0 over `decay` of the time before the switch (Intertwined, section 3.2).
-Time is counted in commits.
+A device's next update validates an earlier estimate. Once the last estimates of most devices of a
+lineage have larger errors than the stale updates they replaced, compensation fades out there: the
+share gamma of the estimate falls from 1 to 0 within `decay` times the commits made until then
+(Intertwined, section 3.2). Time is counted in commits.
 
-Past the papers, in which all late devices are equally late: with `exemption`, updates much staler
+Ours, because in the papers all late devices are equally late: with `exemption`, updates much staler
 than the validated ones are still compensated until estimates of such updates are validated too.
 """
 
@@ -29,10 +29,10 @@ def switch_note(reason: str, version: int, lineage: str = "") -> Note:
 
 
 def error(guess: Tensor, delta: Tensor, noise_variance: float = 0.0) -> float:
-    """Mean absolute difference without the share that noise of this variance causes.
+    """sqrt((mean |guess - delta|)^2 - 2/pi * noise_variance), at least 0.
 
-    Infinite where the guess is not finite. Differences and noise are taken as normal:
-    E|d + noise|^2 = 2/pi (var d + var noise).
+    This is the mean absolute difference d without noise, if both are normal:
+    (E|d + noise|)^2 = 2/pi (var d + var noise). Infinite if the guess is not finite.
     """
     seen = torch.mean((guess - delta).abs()).item()
     if not math.isfinite(seen):
@@ -100,8 +100,9 @@ class SwitchOff(Observer):
     def decide(self, lineage: str, now: int) -> tuple[float, float] | None:
         """End compensation if most estimates are worse; returns the two mean errors if it ends.
 
-        Each device counts once, whatever the size of its updates, while its validation is no older
-        than half of the run. Waits for half of the devices whose estimates were used.
+        Each device counts once, whatever the size of its updates. Only validations and uses in the
+        last half of the commits so far count. Returns None while less than half of the devices
+        whose estimates were used are validated.
         """
         recent, below = now // 2, self.ended_below(lineage)
         validated = [

@@ -53,7 +53,8 @@ class EstimateValidation(Observer):
     def keep(self, contribution: Contribution, estimate: Estimate, version: int, now: int) -> None:
         """Store an estimate used at `version` in place of the contribution's stale delta.
 
-        At most `MAX_PENDING` per device, spread over its staleness; others are not validated.
+        At most `MAX_PENDING` per device are stored, at least staleness / `MAX_PENDING` commits
+        apart; others are not validated.
         """
         pending = self._pending.setdefault(contribution.task.device, [])
         staleness = contribution.staleness
@@ -64,7 +65,10 @@ class EstimateValidation(Observer):
             self.switch.used(contribution.lineage, contribution.task.device, now, staleness)
 
     def validate(self, model: FlatModel, update: Contribution, now: int) -> None:
-        """Compare an update, late or not, with the last estimate made before its base."""
+        """Compute the errors of the last estimate used at or before the version of its base.
+
+        Compared with the update: the estimate replayed on its base, the stale delta, and 0.
+        """
         device, version = update.task.device, update.task.version
         pending = self._pending.get(device, [])
         past = [each for each in pending if each.version <= version]
