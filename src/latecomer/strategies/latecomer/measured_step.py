@@ -31,7 +31,6 @@ from latecomer.core.submodel import name_of
 
 COORDINATES = 1024  # random coordinates of bases and deltas on which L and s are measured
 SAFE = 1.4  # largest gain * L, without delay
-DELAY_DISCOUNT = 0.5  # exponent of 1 + delay
 FIRST_GAIN = 2.0
 MIN_GAIN = 0.25  # so that one hostile device cannot stop the model
 MAX_GROWTH = 10.0  # factor per fleet pass
@@ -100,7 +99,7 @@ class MeasuredStep(Stateful):
             if self._slopes > self._moves:
                 least = max(MIN_GAIN, self._moves / self._slopes)
         self.gain = max(least, self.gain)
-        return float(self.gain * (1.0 + self.delay) ** -DELAY_DISCOUNT)
+        return self.gain / math.sqrt(1.0 + self.delay)
 
     def _measure(
         self, clipped: Iterable[tuple[Contribution, float]], keep: float, seed: int

@@ -156,6 +156,7 @@ class InversionCompensator(Observer):
         seconds = self._cost.pop(task.id)
         if estimate.fit > self.max_misfit:
             self._given_up.add(task.device)
+            self.last.pop(task.device, None)  # no surrogates either
             return Compensated(contribution, 0.0, seconds)
         if not estimate.fit < 1.0:
             # The estimate is no better than a delta of 0: keep the stale update.
