@@ -175,6 +175,13 @@ def test_the_median_is_over_the_last_updates_of_all_devices():
     assert cached(server)[5] == pytest.approx([2.0])
 
 
+def test_a_new_norm_replaces_the_one_of_the_same_device_at_once():
+    server, tasks = begun(3)
+    for delta in (1.0, 4.0):
+        report(server, tasks, dict.fromkeys(range(3), delta))
+    assert cached(server) == {0: [4.0], 1: [4.0], 2: [4.0]}
+
+
 def test_norms_before_clipping_enter_the_median():
     server, tasks = begun(4, share=0.0)
     for device, delta in enumerate((1.0, 1.0, 3.0, 3.5)):

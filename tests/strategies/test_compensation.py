@@ -349,6 +349,22 @@ def test_estimates_above_the_largest_misfit_end_the_inversions_of_a_device(fit, 
     assert bool(inverted or fleet.logged("compensation")) is used
 
 
+def test_a_device_that_is_not_inverted_any_more_gets_no_surrogates(monkeypatch):
+    fleet = Fleet(max_misfit=0.4, reuse=0.0, surrogates=True)
+    plain, fits = compensation.invert, [0.1, 0.9]
+    monkeypatch.setattr(
+        compensation, "invert", lambda *a: [replace(e, fit=fits.pop(0)) for e in plain(*a)]
+    )
+    for known in ({2}, set()):
+        fleet.epoch()
+        fleet.epoch()
+        fleet.late_update()
+        assert set(fleet.compensator.last) == known
+    assert not fits
+    fleet.epoch()
+    assert not fleet.surrogates(nearest="estimate")
+
+
 def test_an_absent_device_has_a_surrogate():
     fleet = Fleet(surrogates=True)
     fleet.epoch()
