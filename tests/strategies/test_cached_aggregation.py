@@ -11,6 +11,7 @@ from latecomer.core.messages import Arrived, Contribution, Failed, Joined, Left,
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy, no_compensation
 from latecomer.core.submodel import Submodel
+from latecomer.device.flat import FlatModel
 from latecomer.strategies.latecomer.cached_aggregation import (
     CORRECTION,
     CachedAggregation,
@@ -460,3 +461,24 @@ def test_a_fleet_that_reports_together_is_fedavg():
         assert server.store.commits == 8
         heads.append(server.store.head_params())
     torch.testing.assert_close(heads[0], heads[1], rtol=1e-6, atol=1e-6)
+
+
+def test_buffers_move_to_the_mean_of_the_devices_that_reported():
+    """Never beyond: a step of several mean updates would make variances negative."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    network = FlatModel(lambda: module, (2,), 2)
+    trained = network.layout.trained
+    assert network.layout.size == trained + 4
+    strategy = Strategy(weigh=by_examples(), merge=CachedAggregation(0.5, FixedStep(2.0)))
+    initial = torch.zeros(network.layout.size)
+    initial[trained:] = 1.0
+    server = Server(initial, strategy, TrainSpec(), networks=lambda submodel: network)
+    tasks = by_device(server.handle(*map(Joined, range(4))))
+    for devices, value in (((0, 1), -0.9), ((2, 3), -0.5)):
+        delta = torch.full((network.layout.size,), value)
+        arrived = [Arrived(d, Update(tasks[d].id, delta, 1 + 2 * (d % 2))) for d in devices]
+        server.handle(*arrived)
+    head = server.store.head_params()
+    # First to 0.1, the value of both devices; then half of the way to 0.5.
+    assert head[trained:].tolist() == pytest.approx([0.3] * 4)
+    assert head[0].item() == pytest.approx(-0.9 + -0.7)

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import latecomer
 from kinds_of_networks import KINDS
 from latecomer.errors import BadInput
 from latecomer.study.config import Config, parse
@@ -95,3 +98,27 @@ def test_updates_and_checkpoints_are_of_the_size_of_what_is_trained(tmp_path: Pa
     sizes = {t.numel() for t in load_file(folder / "state.safetensors").values()}
     assert max(sizes) == 4 * (64 + 64) + 4 * (64 + 10)
     assert json.loads((folder / "state.json").read_text())["format"]
+
+
+@pytest.mark.parametrize("strategy", ["fedbuff", "latecomer"])
+def test_batch_normalisation_with_another_loss(strategy: str, tmp_path: Path) -> None:
+    """Statistics are no parameters of the loss, and no server step makes a variance 0."""
+    x = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+    result = latecomer.run(
+        {
+            "data": {"partition": "iid"},
+            "fleet": {"devices": 10, "profile": "tiers"},
+            "training": {"lr": 0.02},
+            "stop": {"updates": 100},
+        },
+        out=tmp_path / "run",
+        model=network,
+        data=(x, x.sum(1)),
+        loss="mse",
+        strategy=strategy,
+    )
+    losses = result.metrics["loss"].to_numpy()
+    assert losses[-1] < 0.5 * losses[0]
+    assert losses.max() <= 1.1 * losses[0]
+    assert load_file(tmp_path / "run/model.safetensors")["1.running_var"].min() > 0.01

@@ -72,4 +72,4 @@ def test_absent_devices_have_surrogates(tmp_path):
 
 def test_a_note_warns_of_adam(tmp_path):
     changes = {"training": {"optimizer": "adam", "lr": 0.001}, "stop": {"epochs": 1}}
-    assert "Adam" in run(tmp_path / "adam", "feddc", changes).summary["notes"][-1]
+    assert "'adam'" in run(tmp_path / "adam", "feddc", changes).summary["notes"][-1]

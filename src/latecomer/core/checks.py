@@ -136,7 +136,7 @@ class Checks:
         """Why the model has to be rolled back, or None; `devices` is the size of the fleet.
 
         The devices at fault get `MAX_STRIKES`. All references are forgotten in two cases:
-        - the model grew on probation (once in a run);
+        - the model grew on probation after updates of a minority exceeded it (once in a run);
         - the last updates of c devices were refused, where c is more than half of the devices that
           answered and at least max(3, min(devices, window) / `MIN_SHARE`). In a fleet of fewer than
           3, the last updates of all must be refused and each have `MAX_STRIKES`.
@@ -144,7 +144,9 @@ class Checks:
         if self._probation and self._norms.known:
             self._probation = False
             suspects, grown = self._take_suspects(), self._grown
-            if grown and suspects and not self._restarted:
+            # If most updates exceed the first model, that model is small, and nobody is at fault.
+            few = 0 < 2 * len(suspects) < len(self._refused)
+            if grown and few and not self._restarted:
                 self._restarted = True
                 self._start_anew(suspects)
                 which = ", ".join(map(str, sorted(suspects)))

@@ -150,7 +150,7 @@ def tried(networks: Networks, parts: Sequence[Examples], scoring: Scoring) -> Sc
     part = next(enough, None) or concatenate(parts)
     x, y = part.take(torch.arange(min(TRIED_EXAMPLES, len(part.y))))
     with torch.enable_grad():
-        outputs = model.logits(model.init(0).requires_grad_(), x)
+        outputs = model.logits(model.init(0), x).detach().requires_grad_()
         objective = objective.check(outputs, y)
     for each in networks.models:
         each.objective = objective

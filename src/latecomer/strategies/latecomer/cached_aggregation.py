@@ -13,7 +13,7 @@ h + (1 - r) * change; MIFA steps by h. The length of the step is measured (`meas
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -24,6 +24,7 @@ from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution, Update
 from latecomer.core.strategy import Commit, ServerView, Stateful
 from latecomer.core.submodel import Submodel, covered, name_of
+from latecomer.device.flat import FlatModel
 from latecomer.strategies.latecomer.measured_step import MeasuredStep
 from latecomer.strategies.parts.merging import Surrogates
 from latecomer.strategies.parts.quota import quota
@@ -73,7 +74,9 @@ class CachedAggregation(Stateful):
     A delta is clipped to twice the median root mean square of all devices' last deltas. Weights do
     not depend on age. Cached updates that arrived more than a fleet pass ago are replaced by
     `surrogates`, where there is one. With privacy noise the gain is 1 + q * (gain - 1) and the
-    correction is multiplied by q, the median `signal_share` of the updates that arrived.
+    correction is multiplied by q, the median `signal_share` of the updates that arrived. Buffers
+    (BatchNorm statistics) are averaged instead: they move to the weighted mean of the devices that
+    reported by reported / cached, so that a variance stays between those of devices.
     """
 
     kept = ("_caches",)
@@ -133,9 +136,15 @@ class CachedAggregation(Stateful):
         direction = _ratio(cache.total, cache.weight).to(head.dtype)
         missing = 1.0 - _ratio(changed, cache.weight).to(head.dtype)
         direction += CORRECTION * signal * missing * _ratio(change, changed.to(head.dtype))
+        params = torch.add(head, direction, alpha=step)
+        network = view.network(None)
+        if isinstance(network, FlatModel) and network.layout.buffers:
+            where = slice(network.layout.trained, None)
+            share = arrivals / len(cache.updates)
+            params[where] = torch.lerp(head[where], _mean_trained(cache.arrived, where), share)
         count, cache.arrived, cache.count = cache.count, {}, 0
         cache.members = self._count_members(lineage, cache, view)
-        return Commit(lineage, torch.add(head, direction, alpha=step), count, surrogates)
+        return Commit(lineage, params, count, surrogates)
 
     def _put(
         self,
@@ -214,6 +223,13 @@ def _present(lineage: str, view: ServerView) -> set[int]:
     if len(view.store.lineages) > 1:
         present = {device for device in present if view.lineage_of(device) == lineage}
     return present
+
+
+def _mean_trained(arrived: Mapping[int, Contribution], where: slice) -> Tensor:
+    """The weighted mean of the devices' trained values at `where`."""
+    total = math.fsum(c.weight for c in arrived.values())
+    parts = [c.weight / total * (c.base[where] + c.delta[where]) for c in arrived.values()]
+    return torch.stack(parts).sum(0)
 
 
 def signal_share(rms: float, update: Update) -> float:
