@@ -231,3 +231,15 @@ def test_the_example_of_speakers_makes_one_device_each(
     assert x.shape == y.shape == (len(x), speakers.LENGTH)
     np.testing.assert_array_equal(x.reshape(-1)[1:], y.reshape(-1)[:-1])
     assert "".join(speakers.CHARACTERS[code] for code in x[0]).startswith("To be, or not")
+
+
+def test_a_subject_column_that_no_partition_uses_is_noted(tmp_path: Path) -> None:
+    pd.DataFrame({"a": X[:, 0], "label": Y, "person": WHO}).to_csv(tmp_path / "t.csv", index=False)
+    table = {"source": "csv", "path": str(tmp_path / "t.csv"), "target": "label"}
+    notes = {}
+    for partition in ("iid", "by-subject"):
+        change = {"data": {**table, "subject": "person", "partition": partition}}
+        summary = start_run(parse(merged(TREE, change)), tmp_path / partition)
+        notes[partition] = [note for note in summary["notes"] if "data.subject" in note]
+    assert "data.partition = 'by-subject'" in notes["iid"][0]
+    assert not notes["by-subject"]

@@ -110,6 +110,7 @@ def test_a_function_of_python_is_the_same_run(tmp_path: Path) -> None:
         ({"personalise": {"finetune_epochs": 1}}, "finetune_epochs"),
         ({"engine": {"kernel": "batched"}}, "training function of your own"),
         ({"training": {"function": "own_training:absent"}}, "has no 'absent'"),
+        ({"training": {"function": "own_training:two_arguments"}}, "model, dataset and context"),
     ],
 )
 def test_what_a_training_function_excludes(sections: dict, words: str) -> None:
@@ -125,6 +126,7 @@ def test_what_a_training_function_excludes(sections: dict, words: str) -> None:
         ("text", "returned a str"),
         ("not_a_number", "'loss' is nan"),
         ("none_used", "num_examples = 0"),
+        ("unknown_used", "num_examples = nan"),
     ],
 )
 def test_results_that_cannot_be_used(name: str, words: str, tmp_path: Path) -> None:

@@ -117,7 +117,11 @@ def _reported(returned: object, examples: int) -> Reported:
         )
     metrics = {str(name): value for name, value in returned.items() if name not in EXAMPLES}
     count = next((returned[name] for name in EXAMPLES if name in returned), examples)
-    if int(count) != count or count < 1:
+    try:
+        whole = float(count) >= 1 and float(count).is_integer()
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
         raise BadInput(f"training.function: num_examples = {count!r}: allowed is 1 or more")
     numbers: dict[str, float] = {}
     for name, value in metrics.items():

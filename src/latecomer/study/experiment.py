@@ -1,5 +1,6 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
+import inspect
 from collections.abc import Callable
 from functools import cached_property
 from math import ceil
@@ -350,6 +351,15 @@ class Experiment:
         if self.train is None:
             return
         spec, config = self.strategy.prepare(self.spec), self.config
+        try:
+            inspect.signature(self.train).bind("model", "dataset", "context")
+        except TypeError as error:
+            raise BadInput(
+                f"training.function = {config.training.function!r}: {error}; it is called with"
+                " model, dataset and context"
+            ) from None
+        except ValueError:
+            pass  # a built-in without a signature
         refused = {
             "privacy.epsilon": (config.privacy.epsilon, "it cannot promise differential privacy"),
             "submodels.level": (config.submodels.level != "none", "it trains the whole model"),

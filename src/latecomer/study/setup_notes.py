@@ -15,6 +15,11 @@ def setup_notes(
     name, program = recipe.name, strategy.prepare(spec)
     if config.data.drift.kind != "none" and config.data.test == "official":
         yield "data.drift: the official test rows belong to no device and do not change"
+    if config.data.subject and config.data.partition != "by-subject":
+        yield (
+            f"data.subject = {config.data.subject!r} has no effect on the devices; for one device per"
+            " subject set data.partition = 'by-subject'"
+        )
     if strategy.inverts and spec.optimizer != "sgd":
         yield (
             f"{name} with training.optimizer = {spec.optimizer!r}: inversion through it is"
