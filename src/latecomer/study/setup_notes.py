@@ -17,8 +17,8 @@ def setup_notes(
         yield "data.drift: the official test rows belong to no device and do not change"
     if config.data.subject and config.data.partition != "by-subject":
         yield (
-            f"data.subject = {config.data.subject!r} has no effect on the devices; for one device per"
-            " subject set data.partition = 'by-subject'"
+            f"data.subject = {config.data.subject!r} has no effect on the devices; for one device"
+            " per subject set data.partition = 'by-subject'"
         )
     if strategy.inverts and spec.optimizer != "sgd":
         yield (
