@@ -1,7 +1,7 @@
 """From TOML to a checked config. Every key has a default; an error names the key in one line."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -155,16 +155,20 @@ class TrainingConfig(Section):
     @field_validator("optimizer")
     @classmethod
     def _is_an_optimizer(cls, value: str) -> str:
-        if value not in OPTIMIZERS and ":" not in value:
-            raise ValueError(f"must be one of {', '.join(OPTIMIZERS)}, or your own module:callable")
-        return value
+        return _known_or_own(value, OPTIMIZERS)
 
     @field_validator("schedule")
     @classmethod
     def _is_a_schedule(cls, value: str) -> str:
-        if value not in SCHEDULES and ":" not in value:
-            raise ValueError(f"must be one of {', '.join(SCHEDULES)}, or your own module:callable")
-        return value
+        return _known_or_own(value, SCHEDULES)
+
+
+def _known_or_own(value: str, known: Iterable[str]) -> str:
+    """`value`, if it is a known name or a module:callable; ValueError otherwise."""
+    known = tuple(known)
+    if value not in known and ":" not in value:
+        raise ValueError(f"must be one of {', '.join(known)}, or your own module:callable")
+    return value
 
 
 class ObjectiveConfig(Section):

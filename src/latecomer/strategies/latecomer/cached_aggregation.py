@@ -24,9 +24,8 @@ from latecomer.core.codec import portable
 from latecomer.core.messages import Contribution, Update
 from latecomer.core.strategy import Commit, ServerView, Stateful
 from latecomer.core.submodel import Submodel, covered, name_of
-from latecomer.device.flat import FlatModel
 from latecomer.strategies.latecomer.measured_step import MeasuredStep
-from latecomer.strategies.parts.merging import Surrogates
+from latecomer.strategies.parts.merging import Surrogates, buffers_from
 from latecomer.strategies.parts.quota import quota
 
 NORM_CLIP = 2.0  # times the median norm of the devices' last updates
@@ -137,9 +136,9 @@ class CachedAggregation(Stateful):
         missing = 1.0 - _ratio(changed, cache.weight).to(head.dtype)
         direction += CORRECTION * signal * missing * _ratio(change, changed.to(head.dtype))
         params = torch.add(head, direction, alpha=step)
-        network = view.network(None)
-        if isinstance(network, FlatModel) and network.layout.buffers:
-            where = slice(network.layout.trained, None)
+        begin = buffers_from(view)
+        if begin is not None:
+            where = slice(begin, None)
             share = arrivals / len(cache.updates)
             params[where] = torch.lerp(head[where], _mean_trained(cache.arrived, where), share)
         count, cache.arrived, cache.count = cache.count, {}, 0

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from latecomer.core.messages import Contribution
 from latecomer.core.strategy import ServerView, Stateful, Strategy
-from latecomer.device.flat import FlatModel
 from latecomer.strategies.options import Positive
 from latecomer.strategies.papers.fedavg import fedavg
-from latecomer.strategies.parts.merging import Epochs, moved, trained_by
+from latecomer.strategies.parts.merging import Epochs, buffers_from, moved, trained_by
 from latecomer.strategies.recipe import recipe
 
 Moments = tuple[Tensor, ...]
@@ -58,9 +57,7 @@ class ServerOptimiser(Stateful):
         self._trained: int | None = None  # values of the model that are parameters; None: all
 
     def on_contribution(self, contribution: Contribution, view: ServerView) -> None:
-        network = view.network(None)
-        if isinstance(network, FlatModel) and network.layout.buffers:
-            self._trained = network.layout.trained
+        self._trained = buffers_from(view)
 
     def __call__(
         self, lineage: str, head: Tensor, contributions: Sequence[Contribution], step: float

@@ -14,12 +14,21 @@ from latecomer.core.messages import MAIN, Contribution, TimerExpired
 from latecomer.core.params import chunks
 from latecomer.core.strategy import Commit, Drop, ServerView, Stateful
 from latecomer.core.submodel import covered
+from latecomer.device.flat import FlatModel
 from latecomer.strategies.parts.quota import quota
 
 # (lineage, devices with an update in this commit, view) -> weighed surrogate updates
 Surrogates = Callable[[str, Iterable[int], ServerView], Sequence[Contribution]]
 # (lineage, head, contributions, step) -> the new head
 Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
+
+
+def buffers_from(view: ServerView) -> int | None:
+    """Where the network's buffers (BatchNorm) begin in the parameter vector; None without any."""
+    network = view.network(None)
+    if not isinstance(network, FlatModel) or not network.layout.buffers:
+        return None
+    return network.layout.trained
 
 
 def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
