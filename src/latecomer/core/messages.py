@@ -85,7 +85,8 @@ class Task:
     starts from the model with the least loss on its data and reports which. `broadcasts` are newer
     models sent while it trains; it may continue from the last one it received; an entry is None
     once the device can no longer use that model. `began` is the time of dispatch, set by the
-    engine: a device whose data change trains on those of that time.
+    engine: a device whose data change trains on those of that time. `unaveraged` are arrays of the
+    model that are not floats (`core.arrays`): those of the last accepted update.
     """
 
     id: int
@@ -99,6 +100,7 @@ class Task:
     offers: tuple[Offer, ...] = ()
     broadcasts: tuple[Offer | None, ...] = ()
     began: float = 0.0
+    unaveraged: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -149,6 +151,7 @@ class Update:
     `choice` is the number of the model that is the base (0: the task's own, then its offers, then
     the broadcasts in the order they were sent). `epsilon` is the privacy spent so far by the
     device's ledger; with `last` it sends no more, because the next release would exceed its budget.
+    `unaveraged` are the trained model's arrays that are not floats; empty if it has none.
     """
 
     task_id: int
@@ -159,6 +162,7 @@ class Update:
     choice: int = 0
     epsilon: float = 0.0
     last: bool = False
+    unaveraged: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

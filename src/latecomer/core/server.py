@@ -76,7 +76,8 @@ class Server(Stateful):
     that moment, whatever their order. `strategy` is a copy of the one given: a run never changes
     its caller's. `networks` returns the network that devices with a sub-model (None: the whole
     model) train, for strategies that run it on the server. `schedule` maps the version that a task
-    starts from to a factor on its learning rate.
+    starts from to a factor on its learning rate. `unaveraged` are arrays of the model that are not
+    floats: each accepted update that has them replaces them.
     """
 
     kept = (
@@ -84,6 +85,7 @@ class Server(Stateful):
         "working",
         "tasks_given",
         "accepted",
+        "unaveraged",
         "stopped",
         "_task_counts",
         "_lineages",
@@ -107,8 +109,10 @@ class Server(Stateful):
         seed: int = 0,
         networks: Callable[[Submodel | None], object | None] = lambda submodel: None,
         schedule: Callable[[int], float] | None = None,
+        unaveraged: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.schedule = schedule
+        self.unaveraged = unaveraged or {}
         self.store = ModelStore(initial)
         self.parts = Parts(strategy)
         self.strategy = self.parts.strategy
@@ -131,6 +135,7 @@ class Server(Stateful):
         self._void_before = 0  # the first task after the last roll-back: earlier ones are void
         # To roll back to: the initial model and strategy, and models with their version.
         self._initial, self._initial_parts = initial, deepcopy(self.parts.state())
+        self._initial_unaveraged = self.unaveraged
         self._snapshots: list[tuple[int, Tensor]] = []
         self._snapshot_at = self._rollbacks = 0
         self.stopped = ""  # why the run has to end
@@ -217,6 +222,7 @@ class Server(Stateful):
             self._quarantine(device, out)
             return
         self.accepted += 1
+        self.unaveraged = update.unaveraged or self.unaveraged
         if update.last:
             self._retire(device, update.epsilon, out)
         epsilon = update.epsilon or None
@@ -425,6 +431,7 @@ class Server(Stateful):
             self._lineages.clear()
             self.parts.restore(deepcopy(self._initial_parts))
             self.store.roll_back(params)
+            self.unaveraged = self._initial_unaveraged
         out.append(RolledBack(self.store.commits, version, reason))
         if self.checks.stop or self._rollbacks > MAX_ROLLBACKS:
             self.stopped = f"{reason}; the model was rolled back to version {version}"
@@ -528,6 +535,7 @@ class Server(Stateful):
             params=take(self.store.params(version), submodel),
             submodel=submodel,
             offers=tuple(self._offer(other, submodel) for other in request.offers),
+            unaveraged=self.unaveraged,
         )
         self.tasks_given += 1
         self._task_counts[device] = task.number + 1

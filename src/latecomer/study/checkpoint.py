@@ -20,7 +20,7 @@ from latecomer.core.codec import decode, encode, storable
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
 
-FORMAT = 9
+FORMAT = 10
 FILES = ("state.json", "state.safetensors")
 CHECKSUMS = "sha256.json"  # file -> sha256 of its content
 

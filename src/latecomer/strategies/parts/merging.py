@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from latecomer.core.messages import MAIN, Contribution, TimerExpired
-from latecomer.core.params import chunks
+from latecomer.core.params import Layout, chunks
 from latecomer.core.strategy import Commit, Drop, ServerView, Stateful
 from latecomer.core.submodel import covered
-from latecomer.device.flat import FlatModel
 from latecomer.strategies.parts.quota import quota
 
 # (lineage, devices with an update in this commit, view) -> weighed surrogate updates
@@ -25,10 +24,8 @@ Combine = Callable[[str, Tensor, Sequence[Contribution], float], Tensor]
 
 def buffers_from(view: ServerView) -> int | None:
     """Where the network's buffers (BatchNorm) begin in the parameter vector; None without any."""
-    network = view.network(None)
-    if not isinstance(network, FlatModel) or not network.layout.buffers:
-        return None
-    return network.layout.trained
+    layout = getattr(view.network(None), "layout", None)
+    return layout.trained if isinstance(layout, Layout) and layout.buffers else None
 
 
 def moved(head: Tensor, contributions: Sequence[Contribution], mean: bool, step: float) -> Tensor:
