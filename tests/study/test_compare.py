@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +13,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import tomli_w
+import torch
+from torch import nn
 
+import latecomer
 from latecomer.errors import BadInput
+from latecomer.strategies.recipe import build_strategy
 from latecomer.study.compare import (
     cell_text,
     cells,
@@ -303,3 +308,37 @@ def test_the_target_is_shown_with_the_time_to_it(done: Path) -> None:
     assert comparison_table(table, narrow=False).caption is None
     table.attrs["target"] = 0.9
     assert comparison_table(table, narrow=False).caption == "target: accuracy 0.9"
+
+
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - targets).square()
+
+
+def test_a_comparison_takes_the_python_objects_of_a_run(tmp_path: Path) -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+    given: dict[str, Any] = {
+        "data": (x, x.sum(1)),
+        "model": nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)),
+        "loss": squared,
+        "metrics": {"largest": lambda out, y: (out[:, 0] - y).abs().max()},
+    }
+    tree = {"data": {"partition": "iid"}, "fleet": {"devices": 4}, "stop": {"updates": 12}}
+    buffered = build_strategy("fedbuff", {"size": 2})
+    strategies = {"mine": buffered, "later": "fedasync"}
+    whole = latecomer.compare(tree, strategies, [1], tmp_path / "all", **given)
+    assert list(whole.table["strategy"]) == ["mine", "later"]
+    assert whole.table["largest"].notna().all()
+    for label, strategy in strategies.items():
+        single = latecomer.run(tree, tmp_path / label, strategy, **given)
+        assert whole.runs[label, 1].summary["model_hash"] == single.summary["model_hash"]
+    (tmp_path / "all/compare.csv").unlink()
+    shutil.rmtree(tmp_path / "all/mine-seed1")
+    with pytest.raises(BadInput, match="resume= takes no names"):
+        latecomer.compare(resume=tmp_path / "all", strategies=["mine"], **given)
+    objects = {"mine": buffered}
+    again = latecomer.compare(resume=tmp_path / "all", strategies=objects, **given)
+    assert list(again.table["model_hash"]) == list(whole.table["model_hash"])
+    with pytest.raises(BadInput, match=r"jobs = 2: the objects given cannot be copied"):
+        latecomer.compare(tree, ["fedasync"], [1], tmp_path / "two", jobs=2, **given)
+    with pytest.raises(BadInput, match="at least one strategy"):
+        latecomer.compare(tree, out=tmp_path / "none", **given)

@@ -7,14 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from latecomer.core.strategy import Strategy
 from latecomer.device.objective import LossFunction
 from latecomer.device.own_training import TrainFunction
 from latecomer.errors import BadInput
-from latecomer.strategies.parts.flower_rounds import FlowerStrategy
-from latecomer.strategies.recipe import Build
 from latecomer.study.advice.advice import Advice, scenario, subject
 from latecomer.study.advice.advice import advise as advise_on
+from latecomer.study.compare import AnyStrategy, resume_comparison
 from latecomer.study.compare import compare as compare_all
 from latecomer.study.config import Tree, merged, parse, quickstart, read_toml
 from latecomer.study.given import Given
@@ -35,7 +33,7 @@ class _Logged(Silent):
 def run(
     config: ConfigLike = None,
     out: str | Path = "run",
-    strategy: Strategy | FlowerStrategy | Build | str | None = None,
+    strategy: AnyStrategy | str | None = None,
     *,
     loss: LossFunction | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
@@ -65,42 +63,52 @@ def run(
     `data.target` and `data.subject`) or a dataset of the package `datasets`. With {"train": ...,
     "test": ...} the test set is central. To resume a run, give the same objects again.
     """
+    named, given = _named_and_given(loss, metrics, data, model, train)
+    if isinstance(strategy, str):
+        named, strategy = merged(named, {"strategy": {"name": strategy}}), None
     if resume is not None:
-        if config is not None:
-            raise BadInput("resume= takes no config: the run's folder has it")
-        if isinstance(strategy, str) or isinstance(loss, str) or isinstance(metrics, Sequence):
-            raise BadInput("resume= takes no names: the run's folder has them")
-        if isinstance(model, str) or isinstance(train, str):
-            raise BadInput("resume= takes no names: the run's folder has them")
-        given = Given(loss, {} if metrics is None else metrics, data, model, train)
+        _check_resume(config, bool(named))
         resume_run(Path(resume), _Logged(), strategy, given)
         return Result(Path(resume))
-    tree = _tree(config)
-    if isinstance(loss, str):
-        tree, loss = _with_objective(tree, "loss", loss), None
-    if isinstance(metrics, Sequence):
-        named = [metrics] if isinstance(metrics, str) else list(metrics)
-        tree, metrics = _with_objective(tree, "metrics", named), None
-    if isinstance(model, str):
-        tree, model = merged(tree, {"model": {"name": model}}), None
-    if isinstance(train, str):
-        tree, train = merged(tree, {"training": {"function": train}}), None
-    if isinstance(strategy, str):
-        tree, strategy = {**tree, "strategy": {**tree.get("strategy", {}), "name": strategy}}, None
-    given = Given(loss, {} if metrics is None else metrics, data, model, train)
-    start_run(parse(tree), Path(out), _Logged(), strategy, given)
+    start_run(parse(merged(_tree(config), named)), Path(out), _Logged(), strategy, given)
     return Result(Path(out))
 
 
 def compare(
-    config: ConfigLike,
-    strategies: Sequence[str],
+    config: ConfigLike = None,
+    strategies: Sequence[str] | Mapping[str, AnyStrategy | str] = (),
     seeds: Sequence[int] = (1, 2, 3),
     out: str | Path = "comparison",
     jobs: int = 1,
+    *,
+    loss: LossFunction | str | None = None,
+    metrics: Mapping[str, Metric] | Sequence[str] | None = None,
+    data: object = None,
+    resume: str | Path | None = None,
+    model: nn.Module | Callable[..., nn.Module] | str | None = None,
+    train: TrainFunction | str | None = None,
 ) -> Comparison:
-    """Run the same scenario under several strategies and seeds, in a new folder `out`."""
-    compare_all(_tree(config), strategies, seeds, Path(out), jobs)
+    """Run the same scenario under several strategies and seeds, in a new folder `out`.
+
+    `strategies` are names, or {label: strategy} with the strategies that `run` takes. `loss`,
+    `metrics`, `data`, `model` and `train` are as for `run`, the same for all runs. With `jobs` > 1
+    runs are computed in so many processes, to which these objects are copied: their functions must
+    be in modules. `resume` continues the comparison in that folder; give the same objects again.
+    """
+    named, given = _named_and_given(loss, metrics, data, model, train)
+    objects: dict[str, AnyStrategy] = {}
+    if isinstance(strategies, Mapping):
+        for label, strategy in strategies.items():
+            if isinstance(strategy, str):
+                named = merged(named, {"compare": {label: {"strategy": {"name": strategy}}}})
+            else:
+                objects[label] = strategy
+    if resume is not None:
+        _check_resume(config, bool(named or (strategies and not objects)))
+        resume_comparison(Path(resume), jobs, given=given, objects=objects)
+        return Comparison(Path(resume))
+    tree = merged(_tree(config), named)
+    compare_all(tree, list(strategies), seeds, Path(out), jobs, given=given, objects=objects)
     return Comparison(Path(out))
 
 
@@ -116,8 +124,33 @@ def advise(what: ConfigLike = None) -> Advice:
     return advise_on(subject(None if what is None else Path(what)))
 
 
-def _with_objective(tree: Tree, key: str, value: Any) -> Tree:
-    return merged(tree, {"objective": {key: value}})
+def _named_and_given(
+    loss: LossFunction | str | None,
+    metrics: Mapping[str, Metric] | Sequence[str] | None,
+    data: object,
+    model: nn.Module | Callable[..., nn.Module] | str | None,
+    train: TrainFunction | str | None,
+) -> tuple[Tree, Given]:
+    """The arguments that are names, as a part of a config, and those that are objects."""
+    tree: Tree = {}
+    if isinstance(loss, str):
+        tree, loss = merged(tree, {"objective": {"loss": loss}}), None
+    if isinstance(metrics, Sequence):
+        names = [metrics] if isinstance(metrics, str) else list(metrics)
+        tree, metrics = merged(tree, {"objective": {"metrics": names}}), None
+    if isinstance(model, str):
+        tree, model = merged(tree, {"model": {"name": model}}), None
+    if isinstance(train, str):
+        tree, train = merged(tree, {"training": {"function": train}}), None
+    return tree, Given(loss, {} if metrics is None else metrics, data, model, train)
+
+
+def _check_resume(config: ConfigLike, has_names: bool) -> None:
+    """BadInput if something is given that the folder of the run has."""
+    if config is not None:
+        raise BadInput("resume= takes no config: the run's folder has it")
+    if has_names:
+        raise BadInput("resume= takes no names: the run's folder has them")
 
 
 def _tree(config: ConfigLike) -> Tree:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import Thread
 from typing import Any, cast
@@ -16,12 +18,16 @@ from typing import Any, cast
 import pandas as pd
 import tomli_w
 
+from latecomer.core.strategy import Strategy
 from latecomer.device.objective import Kind
 from latecomer.errors import BadInput, RunFailed, did_you_mean
-from latecomer.strategies.recipe import recipes
+from latecomer.loading import first_line
+from latecomer.strategies.parts.flower_rounds import FlowerStrategy
+from latecomer.strategies.recipe import Build, recipes
 from latecomer.study.config import Config, Tree, merged, parse, read_toml
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
+from latecomer.study.given import Given
 from latecomer.study.metric_names import METRICS, SHARES, MainMetric, label_of
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.runner import new_folder, resume_run, start_run
@@ -77,6 +83,7 @@ class Cell:
         return parse(self.tree, f"strategy {self.strategy}")
 
 
+AnyStrategy = Strategy | FlowerStrategy | Build  # of Python, in place of a name
 OnRunDone = Callable[[Cell, Mapping[str, Any]], None]  # the run and its summary
 RunCell = Callable[[Cell, Path], dict[str, Any]]  # runs in a folder, returns the summary
 
@@ -127,18 +134,24 @@ def compare(
     target: float | None = None,
     on_run_done: OnRunDone = lambda cell, summary: None,
     on_note: Callable[[str], None] = lambda note: None,
+    given: Given | None = None,
+    objects: Mapping[str, AnyStrategy] | None = None,
 ) -> pd.DataFrame:
     """Runs every strategy and seed in a folder each; writes compare.csv and compare.json.
 
     `on_note` gets the notes from setting up the first seed, one text for strategies that share it.
+    `given` are the Python objects of all runs, `objects` the strategies that are objects, by label.
     """
+    if not strategies or not seeds:
+        raise BadInput("a comparison needs at least one strategy and one seed")
     if len(set(strategies)) != len(strategies) or len(set(seeds)) != len(seeds):
         raise BadInput("--strategies and --seeds: an entry occurs twice")
     planned = cells(tree, strategies, seeds)
+    run = _cell_runner(given, objects or {}, jobs)
     notes: dict[str, list[str]] = {}
     for cell in planned[:: len(seeds)]:
         # All configs are checked before the first run.
-        experiment = Experiment(cell.config())
+        experiment = Experiment(cell.config(), (objects or {}).get(cell.strategy), given)
         _check_target(target, experiment.scoring.main)
         for note in experiment.notes:
             notes.setdefault(note, []).append(cell.strategy)
@@ -149,7 +162,7 @@ def compare(
     write_atomically(folder / "plan.json", json.dumps(plan) + "\n")
     # Not config.toml: that would make the folder look like a run that can be resumed.
     write_atomically(folder / "compare.toml", tomli_w.dumps(tree))
-    return _run_all(planned, folder, jobs, target, on_run_done)
+    return _run_all(planned, folder, jobs, target, on_run_done, run)
 
 
 def _check_target(target: float | None, metric: str) -> None:
@@ -158,14 +171,22 @@ def _check_target(target: float | None, metric: str) -> None:
 
 
 def resume_comparison(
-    folder: Path, jobs: int = 1, on_run_done: OnRunDone = lambda cell, summary: None
+    folder: Path,
+    jobs: int = 1,
+    on_run_done: OnRunDone = lambda cell, summary: None,
+    given: Given | None = None,
+    objects: Mapping[str, AnyStrategy] | None = None,
 ) -> pd.DataFrame:
-    """Finishes an interrupted comparison: finished runs are read, the others run or resumed."""
+    """Finishes an interrupted comparison: finished runs are read, the others run or resumed.
+
+    What was given in Python at the start must be given again.
+    """
     if not (folder / "plan.json").is_file() or not (folder / "compare.toml").is_file():
         raise BadInput(f"{folder}: no comparison to resume here (it has no compare.toml)")
     plan, tree = read_json(folder / "plan.json"), read_toml(folder / "compare.toml")
     planned = cells(tree, plan["strategies"], plan["seeds"])
-    return _run_all(planned, folder, jobs, plan["target"], on_run_done)
+    run = _cell_runner(given, objects or {}, jobs)
+    return _run_all(planned, folder, jobs, plan["target"], on_run_done, run)
 
 
 def _run_all(
@@ -174,9 +195,10 @@ def _run_all(
     jobs: int,
     target: float | None,
     on_run_done: OnRunDone,
+    run: RunCell,
 ) -> pd.DataFrame:
     summaries: dict[int, dict[str, Any]] = {}
-    for index, summary in run_cells(planned, folder, jobs):
+    for index, summary in run_cells(planned, folder, jobs, run):
         summaries[index] = summary
         on_run_done(planned[index], summary)
     return write_comparison(folder, [(c, summaries[i]) for i, c in enumerate(planned)], target)
@@ -301,9 +323,28 @@ def _end_with(parent: int) -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    given: Given | None = None,
+    objects: Mapping[str, AnyStrategy] | None = None,
+) -> dict[str, Any]:
     """Runs the cell in its folder, or resumes it there; returns its summary."""
-    place = folder / cell.folder
+    place, strategy = folder / cell.folder, (objects or {}).get(cell.strategy)
     if (place / "config.toml").is_file():
-        return resume_run(place)
-    return start_run(cell.config(), place)
+        return resume_run(place, None, strategy, given)
+    return start_run(cell.config(), place, None, strategy, given)
+
+
+def _cell_runner(given: Given | None, objects: Mapping[str, AnyStrategy], jobs: int) -> RunCell:
+    """`run_cell` with the objects given in Python; BadInput if other processes cannot get them."""
+    run = partial(run_cell, given=given, objects=objects)
+    if jobs > 1:
+        try:
+            ForkingPickler.dumps(run)
+        except Exception as error:  # whatever a user's object raises
+            raise BadInput(
+                f"jobs = {jobs}: the objects given cannot be copied to other processes"
+                f" ({first_line(error)}); put functions into a module, or use jobs = 1"
+            ) from error
+    return run
