@@ -345,6 +345,7 @@ def _cell_runner(given: Given | None, objects: Mapping[str, AnyStrategy], jobs: 
         except Exception as error:  # whatever a user's object raises
             raise BadInput(
                 f"jobs = {jobs}: the objects given cannot be copied to other processes"
-                f" ({first_line(error)}); put functions into a module, or use jobs = 1"
+                f" ({first_line(error)}); put functions into a module, give strategies as functions"
+                " that make them, or use jobs = 1"
             ) from error
     return run
