@@ -7,6 +7,7 @@ process: without a lock, two threads would get each other's random numbers.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -21,5 +22,21 @@ def global_generator(seed: int | None = None) -> Iterator[None]:
     """
     with _LOCK, torch.random.fork_rng(devices=[]):
         if seed is not None:
-            torch.manual_seed(seed)
+            seed_generators(seed)
         yield
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch's global generators: that of the CPU alone if there is no accelerator.
+
+    `torch.manual_seed` takes 0.3 ms without one, as long as a training step of a small network.
+    """
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
