@@ -94,13 +94,16 @@ class ToyNode:
 class FakeTransport:
     """Node i needs as long as device i of the fleet; introductions take no time.
 
-    A node handles one message at a time, and never another if it does not answer one.
+    A node handles one message at a time, and never another if it does not answer one. `examples`
+    are those that a task trains on, by device.
     """
 
     serial = True
 
-    def __init__(self, fleet: Fleet, nodes: dict[int, Answer]) -> None:
-        self.fleet, self.answers = fleet, dict(nodes)
+    def __init__(
+        self, fleet: Fleet, nodes: dict[int, Answer], examples: dict[int, float] | None = None
+    ) -> None:
+        self.fleet, self.answers, self.examples = fleet, dict(nodes), examples or {}
         self.time = 0.0
         self.rejects: set[int] = set()
         self.sent: list[tuple[float, int, str]] = []
@@ -152,7 +155,8 @@ class FakeTransport:
         if payload.array is not None:
             models, size = payload.array.shape[0], 4 * payload.array.shape[1]
         device = node % len(self.fleet.devices)
-        return self.fleet.task_times(device, number, self.time, EXAMPLES, models * size, size)
+        examples = self.examples.get(device, EXAMPLES)
+        return self.fleet.task_times(device, number, self.time, examples, models * size, size)
 
     def again(self, delivery: Delivery, after: float = 0.0) -> None:
         """Deliver something after `after` seconds."""

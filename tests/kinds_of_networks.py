@@ -1,5 +1,6 @@
 """Networks of every kind that people come with, for 8x8 images as 64 numbers; `module:callable`."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
@@ -99,6 +100,14 @@ def lora() -> nn.Module:
         nn.ReLU(),
         LoraLinear(nn.Linear(64, CLASSES), 4),
     )
+
+
+def peft_lora() -> nn.Module:
+    """LoRA layers of the package `peft` around the linear layers of a network."""
+    peft = pytest.importorskip("peft")
+    base = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    wanted = peft.LoraConfig(r=4, target_modules=["1", "3"], lora_dropout=0.1)
+    return peft.get_peft_model(base, wanted)
 
 
 def spectral() -> nn.Module:

@@ -1,20 +1,18 @@
-"""Runs with networks of every kind: they learn, resume to the same bits, and save whole models."""
+"""What networks with buffers and frozen parameters allow; test_every_kind.py trains all kinds."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import nn
 
 import latecomer
-from kinds_of_networks import KINDS
 from latecomer.errors import BadInput
 from latecomer.study.config import Config, parse
 from latecomer.study.experiment import Experiment
-from latecomer.study.runner import resume_run, start_run
+from latecomer.study.runner import start_run
 from study.test_resume import start_and_kill
 
 
@@ -31,36 +29,6 @@ def config(kind: str, **sections: dict[str, object]) -> Config:
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}
     return parse(tree)
-
-
-@pytest.mark.parametrize(
-    ("kind", "buffers"),
-    [*((kind, "average") for kind in KINDS), ("batchnorm", "local"), ("both", "local")],
-)
-def test_a_run_learns_and_resumes_to_the_same_model(
-    kind: str, buffers: str, tmp_path: Path
-) -> None:
-    given = config(kind, model={"buffers": buffers})
-    whole = start_run(given, tmp_path / "whole")
-    start_and_kill(given, tmp_path / "killed", 33)
-    resumed = resume_run(tmp_path / "killed")
-    assert resumed["model_hash"] == whole["model_hash"]
-    assert resumed["client_accuracy"] == whole["client_accuracy"]
-    losses = [
-        float(row.split(",")[4])
-        for row in (tmp_path / "whole/metrics.csv").read_text().splitlines()[1:]
-    ]
-    assert losses[-1] < 0.98 * losses[0]
-    module = KINDS[kind]()
-    module.load_state_dict(load_file(tmp_path / "whole/model.safetensors"))
-    experiment = Experiment(given)
-    if buffers == "average":
-        test = experiment.data.central_test(0.0)
-        with torch.no_grad():
-            right = module.eval()(test.x).argmax(1) == test.y
-        assert right.float().mean().item() == pytest.approx(whole["accuracy"], abs=0.01)
-    size = 4 * experiment.model.layout.size
-    assert whole["bytes"]["up"] == size * whole["updates"]
 
 
 def test_local_buffers_serve_their_device(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return tree
 
 
-@every_kind
-def test_a_run_improves_and_resumes_to_the_same_model(
+@pytest.mark.parametrize("kind", ["number", "multi-label"])
+def test_files_and_the_best_model_of_a_resumed_run_are_the_same(
     kind: str, make: Make, tmp_path: Path
 ) -> None:
     config = parse(make(kind, checkpoint={"every": 10}, stop={"updates": 40, "patience": 9}))

@@ -69,16 +69,14 @@ def test_a_run_with_a_module_is_resumed_with_it(tmp_path: Path) -> None:
     assert resume_run(tmp_path / "killed", given=given)["model_hash"] == whole["model_hash"]
 
 
-@pytest.mark.parametrize("strategy", ["fedbuff", "latecomer", "echopfl"])
+@pytest.mark.parametrize("strategy", ["latecomer", "echopfl"])
 def test_a_training_function_learns_and_resumes(strategy: str, tmp_path: Path) -> None:
-    given = config(
-        training={"function": "own_training:train"},
-        model={"name": "kinds_of_networks:both"},
-        strategy={"name": strategy, "size": 3} if strategy == "fedbuff" else {},
-    )
-    if strategy != "fedbuff":
-        tree = given.model_dump(mode="json", exclude_none=True)
-        given = parse({**tree, "strategy": {"name": strategy}})
+    changes = {
+        "training": {**TREE["training"], "function": "own_training:train"},
+        "model": {"name": "kinds_of_networks:both"},
+        "strategy": {"name": strategy},
+    }
+    given = parse({**TREE, **changes})
     whole = start_run(given, tmp_path / "whole")
     assert learns(tmp_path / "whole")
     start_and_kill(given, tmp_path / "killed", 25)
@@ -163,17 +161,14 @@ def test_wrong_optimisers_and_schedules(key: str, value: str, words: str, tmp_pa
     ],
     ids=str,
 )
-def test_training_programs_learn_and_resume(training: dict, tmp_path: Path) -> None:
-    given = config(training=training)
-    whole = start_run(given, tmp_path / "whole")
-    assert learns(tmp_path / "whole")
-    start_and_kill(given, tmp_path / "killed", 25)
-    assert resume_run(tmp_path / "killed")["model_hash"] == whole["model_hash"]
+def test_kernels_train_the_same_programs(training: dict, tmp_path: Path) -> None:
+    given = config(training=training, stop={"updates": 15})
+    batched = start_run(given, tmp_path / "batched")
     plain = start_run(
         parse({**given.model_dump(mode="json", exclude_none=True), "engine": {"kernel": "plain"}}),
         tmp_path / "plain",
     )
-    assert plain["loss"] == pytest.approx(whole["loss"], rel=1e-3)
+    assert plain["loss"] == pytest.approx(batched["loss"], rel=1e-3)
 
 
 def test_a_schedule_counts_versions() -> None:
