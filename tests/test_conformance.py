@@ -5,17 +5,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from commands import sends
 from latecomer.core.codec import encode
-from latecomer.core.messages import Arrived, Joined, Update
+from latecomer.core.messages import Arrived, Joined, Task, TrainSpec, Update
 from latecomer.core.outcomes import Outcome
+from latecomer.core.server import Server
 from latecomer.core.strategy import Assignment
 from latecomer.core.submodel import Submodel
+from latecomer.device.flat import FlatModel
 from latecomer.strategies.recipe import build_strategy, recipes
-from toy import SIZE, ToyRun, server_of, toy_fleet, toy_run, toy_server, toy_strategy
+from toy import SIZE, ToyRun, ToyTrainer, server_of, toy_fleet, toy_run, toy_server, toy_strategy
 
 ALL = sorted(recipes())
+# Four parameters, and the mean and the variance of a BatchNorm.
+NORMALISED = FlatModel(lambda: nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), (1,), 1)
 pytestmark = pytest.mark.parametrize("name", ALL)
 
 
@@ -52,6 +57,31 @@ def test_the_model_moves_and_stays_finite(name):
         # Every device pulls towards its own id, from 0 to 4.
         assert -1 < params.mean() < 5
     assert any(run.server.store.head_params(lineage).abs().max() > 0.01 for lineage in used)
+
+
+def test_buffers_stay_between_those_of_the_devices(name):
+    """Statistics of BatchNorm are averaged: no step of stale deltas makes a variance negative.
+
+    The initial value is 10. The trained value of a device is near its id, from 0 to 4.
+    """
+    small = {"size": 1} if "size" in recipes()[name].options and name != "feddc" else {}
+    strategy = toy_strategy(name, small)
+    initial = torch.tensor([0.0, 0.0, 0.0, 0.0, 10.0, 10.0])
+    server = Server(initial, strategy, TrainSpec(lr=0.5), seed=7, networks=lambda _: NORMALISED)
+    run, lowest = ToyRun(server, toy_fleet(), trainer=Converged()), 10.0
+    for updates in range(1, 61):
+        run.until(updates)
+        heads = [server.store.head_params(lineage)[4:] for lineage in server.store.lineages]
+        lowest = min(lowest, torch.stack(heads).min().item())
+    assert -0.5 < lowest < 6.0  # points have noise with a deviation of 0.1
+
+
+class Converged(ToyTrainer):
+    """delta = point of the device - params."""
+
+    def update(self, task: Task, rebases: tuple = ()) -> Update:
+        update = super().update(task, rebases)
+        return replace(update, delta=2 * update.delta)
 
 
 def test_a_replay_of_its_events_is_bit_identical(name):

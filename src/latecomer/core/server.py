@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf, isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from latecomer.core.checks import MAX_STRIKES, Checks
@@ -44,6 +45,7 @@ from latecomer.core.outcomes import (
     Retired,
     RolledBack,
 )
+from latecomer.core.params import Layout
 from latecomer.core.parts import Parts
 from latecomer.core.pool import Pool
 from latecomer.core.store import ModelStore
@@ -248,6 +250,7 @@ class Server(Stateful):
         if lineage != sent_from:
             staleness = self.store.staleness(task.version, lineage)
             contribution = replace(contribution, lineage=lineage, staleness=staleness)
+        contribution = self._with_head_buffers(contribution)
         self.parts.on_arrival(contribution, self)
         head, size = self.store.head(lineage), wire_bytes(contribution.delta)
         accepted = Accepted(
@@ -263,6 +266,26 @@ class Server(Stateful):
             contribution = self._weighed(compensated)
             accepted.weight = contribution.weight
             self._merge(contribution, out)
+
+    def _with_head_buffers(self, contribution: Contribution) -> Contribution:
+        """The same trained model, with base and delta relative to the head where buffers are.
+
+        Buffers (BatchNorm statistics) are averaged, not moved by deltas: a mean of trained - base
+        over stale bases, added to a head that has moved the same way, makes variances negative.
+        """
+        layout = getattr(self.network(None), "layout", None)
+        if not isinstance(layout, Layout) or not layout.buffers:
+            return contribution
+        begin, base, delta = layout.trained, contribution.base, contribution.delta
+        buffers = self.store.head_params(contribution.lineage)[begin:]
+        if torch.equal(base[begin:], buffers):
+            return contribution
+        moved = base[begin:] + delta[begin:] - buffers
+        return replace(
+            contribution,
+            base=torch.cat([base[:begin], buffers]),
+            delta=torch.cat([delta[:begin], moved]),
+        )
 
     def _admit(self, event: Arrived) -> tuple[Task | None, str | None]:
         """Close the task of this update; returns it (None if unknown) and the reason to refuse."""

@@ -19,7 +19,7 @@ from latecomer.core.codec import portable
 from latecomer.core.messages import MAIN, Contribution
 from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Stateful, Strategy
 from latecomer.strategies.options import Count, Share
-from latecomer.strategies.parts.merging import moved, trained_by
+from latecomer.strategies.parts.merging import moved, relative_to, trained_by
 from latecomer.strategies.parts.quota import quota
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
@@ -148,7 +148,8 @@ class Tiers(Stateful):
     def _end(self, key: tuple[int, int], view: ServerView) -> Tensor:
         """Close the round and update its tier's model; returns the mask of trained coordinates."""
         ended, tier = self._rounds.pop(key), key[0]
-        params = moved(ended.base, ended.updates, mean=True, step=1.0)
+        updates = [relative_to(ended.base, contribution) for contribution in ended.updates]
+        params = moved(ended.base, updates, mean=True, step=1.0)
         covered = trained_by(ended.updates, params)
         if covered is None:
             covered = torch.ones_like(params, dtype=torch.bool)

@@ -17,7 +17,7 @@ from latecomer.core.messages import Contribution
 from latecomer.core.strategy import Commit, ImmediateDispatch, ServerView, Strategy
 from latecomer.core.submodel import Submodel, take
 from latecomer.strategies.options import Count, CountOrOff, Positive
-from latecomer.strategies.parts.merging import Buffer, moved, trained_by
+from latecomer.strategies.parts.merging import Buffer, buffers_from, moved, trained_by
 from latecomer.strategies.recipe import recipe
 
 
@@ -69,7 +69,8 @@ class CalibratedBuffer(Buffer):
     N is the number of devices that are present, at least the number of cached updates; with a
     single lineage the largest number so far. A coordinate that no update in the buffer covers
     keeps its value. A device is cached in one lineage at a time; a new lineage starts with an empty
-    cache, and the cache of an absorbed lineage is dropped.
+    cache, and the cache of an absorbed lineage is dropped. Buffers (BatchNorm statistics) become
+    the mean of those in the buffer: they are not calibrated.
     """
 
     kept = (*Buffer.kept, "_caches", "_devices")
@@ -78,10 +79,12 @@ class CalibratedBuffer(Buffer):
         super().__init__(size, step, self._calibrated)
         self._caches: dict[str, Cache] = {}
         self._devices: dict[str, int] = {}  # lineage -> N
+        self._trained: int | None = None  # values of the model that are parameters; None: all
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
         lineage = contribution.lineage
         self._devices[lineage] = self._count_devices(lineage, view)
+        self._trained = buffers_from(view)
         for name, cache in self._caches.items():
             if name != lineage:
                 cache.remove(contribution.task.device)
@@ -103,6 +106,9 @@ class CalibratedBuffer(Buffer):
         h = cache.mean(max(self._devices[lineage], len(cache.last)))
         calibration = moved(torch.zeros_like(head), changes, mean=False, step=1.0)
         result = torch.add(head, h.float() + calibration, alpha=step)  # x + eta v
+        if self._trained is not None:
+            average = moved(head, contributions, mean=True, step=1.0)
+            result[self._trained :] = average[self._trained :]
         for c in contributions:
             cache.put(c.task.device, c.delta, c.task.submodel)
         covered = trained_by(contributions, head)

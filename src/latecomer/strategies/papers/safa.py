@@ -17,7 +17,7 @@ from latecomer.core.messages import MAIN, Contribution, Later, TimerExpired
 from latecomer.core.strategy import Assignment, Commit, Drop, ServerView, Stateful, Strategy
 from latecomer.core.submodel import take
 from latecomer.strategies.options import CountOrOff, NotNegative, Share
-from latecomer.strategies.parts.merging import moved
+from latecomer.strategies.parts.merging import moved, relative_to
 from latecomer.strategies.parts.quota import quota
 from latecomer.strategies.parts.weighting import by_examples
 from latecomer.strategies.recipe import recipe
@@ -77,7 +77,7 @@ class Safa(Stateful):
         drafted = {d: c for d, c in self._received.items() if d in self._picked}
         self._cache |= drafted  # Eq. 6
         others = [c for d, c in self._cache.items() if d not in drafted]
-        models = [_relative_to(head, c) for c in (*drafted.values(), *others)]
+        models = [relative_to(head, c) for c in (*drafted.values(), *others)]
         params = moved(head, models, mean=True, step=1.0)  # Eq. 7
         self._cache |= self._received  # Eq. 8: what was not drafted counts in the next round
         self._received, self._not_picked = {}, 0
@@ -116,12 +116,6 @@ class Safa(Stateful):
 def _with_model(params: Tensor, contribution: Contribution) -> Contribution:
     """The cache entry of a device whose model is `params`."""
     return contribution.rebase(params, torch.zeros_like(params))
-
-
-def _relative_to(head: Tensor, contribution: Contribution) -> Contribution:
-    """The same model with `head` as base; the delta keeps its bits if `head` is its base."""
-    head = take(head, contribution.task.submodel)
-    return contribution.rebase(head, (contribution.base - head) + contribution.delta)
 
 
 @recipe(

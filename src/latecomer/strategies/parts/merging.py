@@ -13,7 +13,7 @@ from torch import Tensor
 from latecomer.core.messages import MAIN, Contribution, TimerExpired
 from latecomer.core.params import Layout, chunks
 from latecomer.core.strategy import Commit, Drop, ServerView, Stateful
-from latecomer.core.submodel import covered
+from latecomer.core.submodel import covered, take
 from latecomer.strategies.parts.quota import quota
 
 # (lineage, devices with an update in this commit, view) -> weighed surrogate updates
@@ -64,6 +64,12 @@ def _moved_same_coordinates(
             total.add_(c.delta[part], alpha=c.weight)
         torch.add(head[part], total, alpha=step / share, out=total)
     return result
+
+
+def relative_to(head: Tensor, contribution: Contribution) -> Contribution:
+    """The same model with `head` as base; the delta keeps its bits if `head` is its base."""
+    head = take(head, contribution.task.submodel)
+    return contribution.rebase(head, (contribution.base - head) + contribution.delta)
 
 
 def averaged(mean: bool) -> Combine:
