@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": {"errors", "loading", "core", "device", "strategies", "fleet"},
     "study": {"errors", "loading", "core", "device", "strategies", "engines", "fleet", "data"},
     "deploy": {"errors", "loading", "device", "data", "study"},
+    "flower": {"errors", "core", "strategies", "engines", "study"},
     "cli": {
         "errors",
         "core",
@@ -39,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 FLOWER = {
+    "flower.py",
     "deploy/warm.py",
     "engines/flower.py",
     "engines/flower_client.py",

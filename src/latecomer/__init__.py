@@ -30,6 +30,7 @@ _WHERE = {
     "GridTransport": "latecomer.engines.flower",
     "serve": "latecomer.study.deployed",
     "client_app": "latecomer.engines.flower_client",
+    "AsyncStrategy": "latecomer.flower",
     # what can go wrong
     "BadInput": "latecomer.errors",
     "RunFailed": "latecomer.errors",
@@ -38,6 +39,7 @@ _WHERE = {
 _RENAMED = {"GridPost": "GridTransport"}
 
 __all__ = [
+    "AsyncStrategy",
     "BadInput",
     "Bounds",
     "Comparison",
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from latecomer.engines.flower_client import client_app
     from latecomer.engines.virtual import Bounds
     from latecomer.errors import BadInput, RunFailed
+    from latecomer.flower import AsyncStrategy
     from latecomer.strategies.recipe import build_strategy, recipe, recipes
     from latecomer.study.api import advise, compare, run
     from latecomer.study.deployed import serve

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fake_grid import ToyFederation, ToyNode
+from latecomer.core.arrays import ArrayLayout
 from latecomer.core.messages import MAIN, Task, TrainSpec
-from latecomer.core.params import Layout
-from latecomer.engines.plain import PlainFlowerCodec, needs_of
+from latecomer.engines.plain import NEAREST, PlainFlowerCodec, needs_of
 from latecomer.engines.transport import Delivery
 from latecomer.engines.wire import Packed, Payload, pack_one, unpack_one
 from latecomer.errors import BadInput
@@ -20,6 +20,7 @@ from toy import NETWORK, SIZE, ToyRun, toy_fleet, toy_server
 
 BAD = 2
 LAYOUT = NETWORK.layout  # weight (2, 2) and bias (2,)
+ARRAYS = ArrayLayout.of({"weight": np.zeros((2, 2), "float32"), "bias": np.zeros(2, "float32")})
 PLAIN = [name for name in recipes() if not needs_of(toy_server(name))]
 
 
@@ -50,7 +51,7 @@ class PlainNode(ToyNode):
 def federation(strategy="fedasync", falsify=None, **more):
     nodes = {i: PlainNode(f"toy-{i}", device=i) for i in range(5)}
     nodes[BAD].falsify = falsify
-    return ToyFederation(strategy, nodes, codec=PlainFlowerCodec(LAYOUT), **more)
+    return ToyFederation(strategy, nodes, codec=PlainFlowerCodec(ARRAYS), **more)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -75,13 +76,12 @@ def test_a_strategy_that_needs_more_is_refused_in_one_line(name):
     with pytest.raises(BadInput, match=r"needs .* which a Flower app") as refused:
         federation(name)
     assert "\n" not in str(refused.value)
-    assert name in {"aso-fed", "echopfl", "feddc", "feddc-fedasync", "feddc-fedbuff", "ifca",
-                    "latecomer", "oort", "paflm"}  # fmt: skip
+    assert f"the nearest that does not is {NEAREST[name]};" in str(refused.value)
 
 
 def test_a_model_of_another_size_is_refused():
     with pytest.raises(BadInput, match="6 values, the layout 3"):
-        ToyFederation(codec=PlainFlowerCodec(Layout(("w",), ((3,),))))
+        ToyFederation(codec=PlainFlowerCodec(ArrayLayout.of({"w": np.zeros(3)})))
 
 
 def test_nodes_are_not_queried():
@@ -93,10 +93,9 @@ def test_nodes_are_not_queried():
 
 def test_the_message_has_the_form_of_flowers_strategies():
     spec = TrainSpec(local_epochs=3, batch_size=8, lr=0.2, lr_scale=0.5, prox=0.1)
-    sent = PlainFlowerCodec(LAYOUT).encode(
-        Task(7, 3, 2, MAIN, 4, spec, torch.arange(6.0)), "k", "r"
-    )
-    assert sent.fields == {"server-round": 5, "lr": 0.1, "local-epochs": 3, "batch-size": 8,
+    codec = PlainFlowerCodec(ARRAYS, {"lr": 0.7, "local-epochs": 1, "mine": "x"}, lambda: 5)
+    sent = codec.encode(Task(7, 3, 2, MAIN, 4, spec, torch.arange(6.0)), "k", "r")
+    assert sent.fields == {"server-round": 5, "lr": 0.7, "local-epochs": 3, "mine": "x",
                            "proximal-mu": 0.1}  # fmt: skip
     assert {name: p.shape for name, p in sent.named.items()} == {"weight": (2, 2), "bias": (2,)}
 
@@ -120,7 +119,7 @@ FAULTS = {
     "one less": (lambda a: replace(a, named={"bias": a.named["bias"]}), "'weight' is missing"),
     "nothing": (lambda a: Payload({}), "is missing"),
     "another shape": (with_arrays(weight=pack_one(torch.ones(4))), "'weight': .*shape"),
-    "float64": (with_arrays(bias=pack_one(torch.ones(2).double())), "float64"),
+    "integers": (with_arrays(bias=pack_one(torch.ones(2).long())), "'bias': .*int64"),
     "no bytes": (with_arrays(bias=Packed("float32", (2,), b"")), "do not match its dtype"),
     "too many bytes": (with_arrays(bias=Packed("float32", (2,), b"0" * 5000)), "more bytes"),
     "a pickle": (
@@ -156,6 +155,12 @@ def test_series_of_numbers_are_nobodys_business():
     assert BAD in {f["device"] for f in run.lines("arrival")}
 
 
+def test_another_float_type_is_taken():
+    run = federation(falsify=with_arrays(bias=pack_one(torch.ones(2).double())))
+    run.until(40)
+    assert BAD in {f["device"] for f in run.lines("arrival")}
+
+
 def test_arrays_by_column_are_read_as_such():
     values = np.asfortranarray(np.arange(6, dtype="float32").reshape(2, 3))
     file = BytesIO()
@@ -167,7 +172,7 @@ def test_arrays_by_column_are_read_as_such():
 def test_an_answer_counts_once_and_staleness_is_the_servers_own():
     run = federation()
     run.until(12)
-    answer = run.transport.answers[0]("train", PlainFlowerCodec(LAYOUT).encode(
+    answer = run.transport.answers[0]("train", PlainFlowerCodec(ARRAYS).encode(
         Task(0, 0, 0, MAIN, 99, TrainSpec(), torch.zeros(SIZE)), "k", "r"))  # fmt: skip
     run.transport.again(Delivery("m0", answer))
     run.until(20)

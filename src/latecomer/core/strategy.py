@@ -311,7 +311,8 @@ class Strategy:
     `prepare` adapts the run's local training program. `has_epochs`: a commit on the main lineage
     closes an epoch of the whole fleet. `personal`: devices are clustered, each cluster with a model
     of its own. `needs` names what devices must send beside the delta, if the strategy does not work
-    without it. `needs_classes`: it works only if networks return class logits.
+    without it. `needs_classes`: it works only if networks return class logits. `varies_epochs`: its
+    tasks differ in their number of local epochs.
     """
 
     name: str = "custom"
@@ -326,6 +327,7 @@ class Strategy:
     personal: bool = False
     needs: str = ""
     needs_classes: bool = False
+    varies_epochs: bool = False
 
     @property
     def inverts(self) -> bool:

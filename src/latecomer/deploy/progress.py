@@ -30,10 +30,10 @@ class RunProgress:
         with suppress(BadInput):
             self._log.catch_up()
         with suppress(OSError, ValueError, LookupError):
-            rows = csv.DictReader(self._metrics.read_text(encoding="utf-8").splitlines())
-            last = list(rows)[-1]
-            self.metric = metric_columns(last)[0]
-            self.score = float(last[self.metric])
+            rows = list(csv.DictReader(self._metrics.read_text(encoding="utf-8").splitlines()))
+            # Metrics of devices come after the row, so the last rows may lack them.
+            self.metric = _first_share(metric_columns(rows[0]))
+            self.score = float([row[self.metric] for row in rows if row[self.metric]][-1])
 
     def line(self) -> str:
         shown = [f"{self.history.commits} versions", f"{self.updates} updates"]
@@ -46,3 +46,8 @@ class RunProgress:
         if self.history.rollbacks:
             shown.append(f"rolled back {self.history.rollbacks} times")
         return ", ".join(shown)
+
+
+def _first_share(names: list[str]) -> str:
+    """The first accuracy among the metrics, else the first metric."""
+    return next((name for name in names if "acc" in name), names[0])

@@ -2,8 +2,9 @@
 
 A node is a connection. A device is identified by its own name and may reconnect through another
 node. A device has one open task at a time. Its parts, one job each: `Introductions` (which device
-is behind a node), `TaskDispatch` (sending), `Replies` (decoding), `ReplyTimeouts` and
-`TaskFailures` (what happens without a valid reply). They share a `DeployedRun`.
+is behind a node), `TaskDispatch` (sending), `Replies` (decoding), `ClientEvaluations` (metrics on
+devices), `ReplyTimeouts` and `TaskFailures` (what happens without a valid reply). They share a
+`DeployedRun`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,10 +23,12 @@ from latecomer.core.messages import (
     Received,
     Send,
     TimerExpired,
+    Update,
 )
 from latecomer.core.outcomes import Accepted, Logged, Note, Outcome, Refused
 from latecomer.core.server import Server
 from latecomer.core.submodel import Submodel
+from latecomer.engines.client_evaluations import ClientEvaluations
 from latecomer.engines.deployed_run import DeployedRun
 from latecomer.engines.introductions import Introductions
 from latecomer.engines.replies import Replies
@@ -46,7 +49,8 @@ class DeploymentLoop:
     """Hands replies and timers to the server, moment by moment, and carries out its commands.
 
     `codec` encodes tasks for the devices; None: they run Latecomer. See `DeployedRun` for
-    `submodels` and `session`. `on_note(seconds, note)` receives the lines of the event log.
+    `submodels` and `session`. `on_note(seconds, note)` receives the lines of the event log,
+    `on_update` the accepted updates.
     """
 
     def __init__(
@@ -70,8 +74,14 @@ class DeploymentLoop:
         self.dispatch = TaskDispatch(run, self.failures)
         self.introductions = Introductions(run, self.dispatch)
         self.replies = Replies(run, self.dispatch, self.failures)
-        self.reply_timeouts = ReplyTimeouts(run, self.failures, self.introductions)
+        self.evaluations = ClientEvaluations(run, self.dispatch)
+        self.reply_timeouts = ReplyTimeouts(
+            run, self.failures, self.introductions, self.evaluations
+        )
+        self.on_update: Callable[[Update], None] = lambda update: None
         self._checked_at = -inf
+        # Whether tasks of the moment in which the run ends stay unsent, like those of a restart.
+        self.ends_idle = False
 
     @property
     def now(self) -> float:
@@ -110,10 +120,32 @@ class DeploymentLoop:
                 room -= isinstance(event, Arrived)
                 events.append(event)
         del pending[:taken]
+        self.evaluations.send_waiting()  # before new tasks: a node handles one message at a time
         if events:
-            for command in self.server.handle(*events):
-                self._carry_out(command)
+            self._handle(events, bounds)
         self.dispatch.continue_paused()
+
+    def _handle(self, events: list[Event], bounds: Bounds) -> None:
+        """Pass events to the server and carry out its commands."""
+        updates = {each.update.task_id: each.update for each in events if isinstance(each, Arrived)}
+        commands = self.server.handle(*events)
+        ends = self.ends_idle and self._reason_to_end(bounds) is not None
+        for command in commands:
+            if isinstance(command, Accepted) and command.task in updates:
+                self.on_update(updates[command.task])
+            if not (ends and isinstance(command, Send)):
+                self._carry_out(command)
+
+    def finish_evaluations(self, seconds: float) -> None:
+        """Wait for the open evaluations, at most so long; updates that arrive are not used."""
+        end = self.now + seconds
+        while self.now < end and self.evaluations.are_open():
+            self._check_nodes()
+            self.evaluations.send_waiting()
+            for delivery in self.shared.collect(min(end, self.now + self.timeouts.poll)):
+                message = self.in_flight.remove(delivery.message)
+                if message is not None and message.round is not None:
+                    self.evaluations.record(message, delivery)
 
     def _check_nodes(self) -> None:
         now = self.now
@@ -156,6 +188,8 @@ class DeploymentLoop:
         if message is None:
             reason = "the reply answers no open message"
             self.shared.note("refusal", device=None, task=None, reason=reason)
+        elif message.round is not None:
+            yield from self.evaluations.answered(message, delivery)
         elif message.task is None:
             yield from self.introductions.answered(message.node, delivery)
         else:

@@ -8,7 +8,7 @@ from latecomer.engines.resumable_tasks import ResumableTask
 
 @dataclass(slots=True)
 class InFlightMessage:
-    """A message without a reply. `task` is None for a query that asks for an introduction.
+    """A message without a reply: a task, an evaluation of a `round`, or else a query.
 
     number: order among replies that are collected at the same moment.
     sent_at: seconds of the run's clock; a resumable task keeps the time of its first message.
@@ -23,6 +23,7 @@ class InFlightMessage:
     task: int | None = None
     overdue: bool = False
     probed: bool = False
+    round: int | None = None
 
 
 class InFlightMessages:
@@ -30,7 +31,7 @@ class InFlightMessages:
 
     def __init__(self) -> None:
         self.open: dict[str, InFlightMessage] = {}
-        self.busy: dict[int, str] = {}  # node -> id of the task message that it works on
+        self.busy: dict[int, str] = {}  # node -> id of the message that it works on
         self.keys: dict[int, str] = {}  # unique across restarts, unlike the task's id
         self.last_message: dict[int, str] = {}  # id of the last message that carried the task
         self.unsent: dict[int, InFlightMessage] = {}  # its device is absent, or busy with another
@@ -39,8 +40,9 @@ class InFlightMessages:
 
     def add(self, message_id: str, message: InFlightMessage) -> None:
         self.open[message_id] = message
-        if message.task is not None:
+        if message.task is not None or message.round is not None:
             self.busy[message.node] = message_id
+        if message.task is not None:
             self.last_message[message.task] = message_id
             self.unsent.pop(message.task, None)
 

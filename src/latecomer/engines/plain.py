@@ -1,17 +1,18 @@
 """Codec for Flower apps without Latecomer: they receive a model and return a trained one.
 
-The messages are those of Flower's strategies: the arrays of a state_dict and a config, and in the
+The messages are those of Flower's strategies: the arrays of a model and a config, and in the
 reply arrays of the same names and `num-examples`. A device is identified by its node. Its delta is
 the returned model minus the model of the task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from latecomer.core.arrays import ArrayLayout
 from latecomer.core.messages import ServingSettings, Task, Update
-from latecomer.core.params import Layout
 from latecomer.core.server import Server
 from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.wire import (
@@ -21,29 +22,67 @@ from latecomer.engines.wire import (
     Packed,
     Payload,
     check_metrics,
-    pack_one,
+    pack_array,
     quoted,
-    unpack_one,
+    unpack_array,
 )
 from latecomer.errors import BadInput
+from latecomer.strategies.recipe import recipes
 
-EXAMPLES = "num-examples"
+EXAMPLES, EPOCHS, PROXIMAL, ROUND = "num-examples", "local-epochs", "proximal-mu", "server-round"
+FLOATS = ("float16", "float32", "float64")  # a device may return an averaged array as any of these
+
+# Strategies that need more than arrays from devices: the nearest one that does not.
+NEAREST = {
+    "aso-fed": "fedasync",
+    "asyncfeded": "fedasync",
+    "centralised": "fedavg",
+    "clusterfl": "fedavg",
+    "dp-fedasync": "fedasync",
+    "echopfl": "fedasync",
+    "feddc": "semi-async",
+    "feddc-fedasync": "fedasync",
+    "feddc-fedbuff": "fedbuff",
+    "fedsea": "semi-async",
+    "heterofl": "fedavg",
+    "ifca": "fedavg",
+    "latecomer": "latecomer with compensate = false",
+    "oort": "fedavg",
+    "paflm": "fedasync",
+    "privaasyncfed": "fedasync",
+    "standalone": "fedavg",
+    "unstale": "semi-async",
+}
 
 
 class PlainFlowerCodec(TaskCodec):
-    """Encodes tasks for any Flower `ClientApp` whose train function takes and returns arrays."""
+    """Encodes tasks for any Flower `ClientApp` whose train function takes and returns arrays.
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    arrays: names, dtypes and shapes of the model.
+    config: sent with every task. `server-round` is added to it, `proximal-mu` if the strategy has
+        a proximal term; a `local-epochs` in it follows the strategy.
+    round_of: the present round, from 1.
+    """
+
+    def __init__(
+        self,
+        arrays: ArrayLayout,
+        config: Mapping[str, Any] | None = None,
+        round_of: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self.arrays, self.config, self.round_of = arrays, dict(config or {}), round_of
 
     def check(self, server: Server) -> None:
         size = server.store.head_params().numel()
-        if size != self.layout.size:
-            raise BadInput(f"the server's model has {size} values, the layout {self.layout.size}")
-        if needs := needs_of(server):
+        if size != self.arrays.layout.size:
+            expected = self.arrays.layout.size
+            raise BadInput(f"the server's model has {size} values, the layout {expected}")
+        if needs := needs_of(server, self.config):
+            name = server.strategy.name
+            nearest = f"the nearest that does not is {NEAREST[name]}; " if name in NEAREST else ""
             raise BadInput(
-                f"strategy {server.strategy.name!r} needs {needs}, which a Flower app that does"
-                " not run Latecomer cannot give; use latecomer's client_app or another strategy"
+                f"strategy {name!r} needs {needs}, which a Flower app that does not run Latecomer"
+                f" cannot give; {nearest}or use latecomer's client_app"
             )
 
     def known(self, node: int) -> Introduction:
@@ -53,63 +92,89 @@ class PlainFlowerCodec(TaskCodec):
     def encode(
         self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings = PLAIN
     ) -> Payload:
-        spec = task.spec
-        config: dict[str, int | float] = {
-            "server-round": task.version + 1,
-            "lr": spec.lr * spec.lr_scale,
-            "local-epochs": spec.local_epochs,
-            "batch-size": spec.batch_size,
-        }
-        if spec.prox:
-            config["proximal-mu"] = spec.prox
-        tensors = self.layout.unflatten(task.params)
-        return Payload(config, named={name: pack_one(each) for name, each in tensors.items()})
+        config = {**self.config, ROUND: self.round_of()}
+        if EPOCHS in config:
+            config[EPOCHS] = task.spec.local_epochs
+        if task.spec.prox:
+            config[PROXIMAL] = task.spec.prox
+        return self.payload(task.params, task.unaveraged, config)
+
+    def payload(
+        self, params: Tensor, unaveraged: Mapping[str, Tensor], config: Mapping[str, Any]
+    ) -> Payload:
+        """A message with a model and a config."""
+        arrays = self.arrays.join(params, unaveraged)
+        return Payload(config, named={name: pack_array(each) for name, each in arrays.items()})
 
     def decode(self, payload: Payload, task: Task, key: str, newer: Mapping[int, str]) -> Update:
-        trained = self._model(payload.named)
-        found = dict(payload.metrics)
-        check_metrics(found)
-        if EXAMPLES not in found:
-            raise InvalidPayload(f"{EXAMPLES!r} is missing")
-        examples = found.pop(EXAMPLES)
-        # Flower's records may hold lists of numbers, which no strategy reads.
-        metrics = {name: value for name, value in found.items() if not isinstance(value, list)}
-        return Update(task.id, trained.sub_(task.params), examples, metrics)
+        trained, unaveraged = self._model(payload.named)
+        examples, metrics = decode_metrics(payload)
+        return Update(task.id, trained.sub_(task.params), examples, metrics, unaveraged=unaveraged)
 
-    def _model(self, named: Mapping[str, Packed]) -> Tensor:
-        """The arrays as one vector; InvalidPayload unless they are exactly those of the layout."""
-        layout = self.layout
+    def _model(self, named: Mapping[str, Packed]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The arrays as by `ArrayLayout.split`; InvalidPayload unless they are those of the model.
+
+        An averaged array may have another float dtype than the one that was sent.
+        """
+        layout = self.arrays
         if set(named) != set(layout.names):
             unknown = sorted(set(named) - set(layout.names))
             missing = sorted(set(layout.names) - set(named))
             what = f"{quoted(unknown[0])} is unknown" if unknown else f"{missing[0]!r} is missing"
             raise InvalidPayload(f"the arrays are not those of the model: {what}")
-        pieces = []
-        for name, shape in zip(layout.names, layout.shapes, strict=True):
+        found: dict[str, np.ndarray] = {}
+        for name, dtype, shape in zip(layout.names, layout.dtypes, layout.shapes, strict=True):
             try:
-                pieces.append(unpack_one(named[name], shape).reshape(-1))
+                allowed = FLOATS if dtype in FLOATS else (dtype,)
+                found[name] = unpack_array(named[name], shape, allowed)
             except InvalidPayload as error:
                 raise InvalidPayload(f"{name!r}: {error}") from None
-        return torch.cat(pieces)
+        return layout.split(found)
 
 
-def needs_of(server: Server) -> str:
-    """What the strategy needs from devices besides a trained model; empty if nothing."""
+def decode_metrics(payload: Payload) -> tuple[int, dict[str, Any]]:
+    """The number of examples and the single numbers among the metrics of a reply.
+
+    Flower's records may also hold lists of numbers, which are left out.
+    """
+    found = dict(payload.metrics)
+    check_metrics(found)
+    if EXAMPLES not in found:
+        raise InvalidPayload(f"{EXAMPLES!r} is missing")
+    examples = found.pop(EXAMPLES)
+    if isinstance(examples, float) and examples.is_integer():
+        examples = int(examples)
+    return examples, {name: value for name, value in found.items() if not isinstance(value, list)}
+
+
+def needs_of(server: Server, config: Mapping[str, Any] | None = None) -> str:
+    """What the strategy needs from devices besides a trained model; empty if nothing.
+
+    With `local-epochs` in the `config` of the tasks, devices follow the strategy's local epochs.
+    """
     strategy, spec = server.strategy, server.spec
-    if strategy.needs:
-        return f"reports from devices ({strategy.needs})"
-    if strategy.inverts:
-        return "the exact training program of the devices"
+    recipe = recipes().get(strategy.name)
     asked = {
+        f"reports from devices ({strategy.needs})": bool(strategy.needs),
+        "the exact training program of the devices": strategy.inverts,
+        "the network of the devices on the server": strategy.needs_classes,
         "feedback on the model": spec.feedback,
         "the loss before training": spec.report_loss,
         "devices that keep state between tasks": spec.needs_memory,
         "clipped gradients": spec.clip > 0,
         "training of the output layer only": spec.last_layer_only,
+        f"devices that read {EPOCHS!r} from train_config": (
+            strategy.varies_epochs and EPOCHS not in (config or {})
+        ),
+        "devices that receive newer models while they train": server.parts.broadcasts,
+        "several models": strategy.personal,
     }
-    for what, wanted in asked.items():
-        if wanted:
-            return what
-    if server.parts.broadcasts:
-        return "devices that receive newer models while they train"
-    return ""
+    if recipe is not None:
+        asked |= {
+            "a simulation (it is a reference to compare with)": (
+                recipe.pooled or recipe.punctual or recipe.paper == "reference"
+            ),
+            "devices that train sub-models": recipe.widths,
+            "privacy on the devices": recipe.private,
+        }
+    return next((what for what, wanted in asked.items() if wanted), "")

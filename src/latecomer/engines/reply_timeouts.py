@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from latecomer.core.messages import Event, Failed
+from latecomer.engines.client_evaluations import ClientEvaluations
 from latecomer.engines.deployed_run import DeployedRun
 from latecomer.engines.in_flight import InFlightMessage
 from latecomer.engines.introductions import QUERY, Introductions
@@ -15,9 +16,14 @@ class ReplyTimeouts:
     """Marks tasks overdue, probes their nodes, and gives up replies, after `Timeouts` seconds."""
 
     def __init__(
-        self, run: DeployedRun, failures: TaskFailures, introductions: Introductions
+        self,
+        run: DeployedRun,
+        failures: TaskFailures,
+        introductions: Introductions,
+        evaluations: ClientEvaluations,
     ) -> None:
         self.run, self.failures, self.introductions = run, failures, introductions
+        self.evaluations = evaluations
         self._probes: dict[str, str] = {}  # id of a probe -> id of the message that it asks about
 
     def check(self, now: float) -> None:
@@ -25,8 +31,7 @@ class ReplyTimeouts:
         run, in_flight, timeouts = self.run, self.run.in_flight, self.run.timeouts
         for message_id, message in in_flight.open.items():
             age = now - message.sent_at
-            limit = timeouts.introduction if message.task is None else timeouts.give_up
-            if age >= limit:
+            if age >= self._limit(message):
                 run.timers.push(now, partial(self.give_up, message_id))
             else:
                 self._check_overdue(message, age)
@@ -40,6 +45,12 @@ class ReplyTimeouts:
                 run.timers.push(now, Failed(task, "its device has not come back"))
             else:
                 self._check_overdue(message, age)
+
+    def _limit(self, message: InFlightMessage) -> float:
+        timeouts = self.run.timeouts
+        if message.round is not None:
+            return timeouts.overdue
+        return timeouts.introduction if message.task is None else timeouts.give_up
 
     def _check_overdue(self, message: InFlightMessage, age: float) -> None:
         if message.task is not None and not message.overdue and age >= self.run.timeouts.overdue:
@@ -102,7 +113,10 @@ class ReplyTimeouts:
         if message is None:
             return
         run.transport.forget(message_id)
-        if message.task is None:
+        if message.round is not None:
+            reason = f"no reply within {run.timeouts.overdue:g} s"
+            yield from self.evaluations.answered(message, Delivery(message_id, error=reason))
+        elif message.task is None:
             if run.registry.lacks_introduction(message.node):
                 self.introductions.failed(message.node, "no reply")
         elif run.in_flight.last_message.get(message.task) == message_id:

@@ -6,7 +6,8 @@ from typing import Literal, Protocol
 
 from latecomer.engines.wire import Payload
 
-Kind = Literal["query", "train"]  # a query asks for the introduction of the node's device
+# A query asks for the introduction of the node's device.
+Kind = Literal["query", "train", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Timeouts:
     poll: the longest wait for replies before timers are checked again.
     node_poll: between two queries of the list of connected nodes.
     introduction: for the reply of a new node to the query for its device.
-    overdue: for a reply, before another device may take the place of this one.
+    overdue: for a reply to a task, before another device may take the place of this one; for a
+        reply to an evaluation, before it is given up.
     probe: for a reply, before the node is queried whether it still has the task.
     grace: after the reply to a probe, for a reply that was sent before it.
     away: for a device that was lost with a task, before the task is closed.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from io import BytesIO
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -121,7 +121,11 @@ def pack(*rows: Tensor) -> Packed:
 
 def pack_one(tensor: Tensor) -> Packed:
     """Pack one tensor in its own shape."""
-    values = tensor.detach().contiguous().numpy()
+    return pack_array(tensor.detach().contiguous().numpy())
+
+
+def pack_array(values: np.ndarray) -> Packed:
+    """Pack one array in its own dtype and shape."""
     file = BytesIO()
     np.save(file, values, allow_pickle=False)
     return Packed(str(values.dtype), values.shape, file.getvalue())
@@ -136,25 +140,33 @@ def unpack(packed: Packed | None, rows: int, size: int) -> Tensor:
 
 def unpack_one(packed: Packed, shape: tuple[int, ...]) -> Tensor:
     """The float32 tensor of this shape; any other is refused before it is read."""
-    if packed.dtype != FLOAT32:
-        raise InvalidPayload(f"the array is of {quoted(packed.dtype)}, must be {FLOAT32}")
+    return torch.from_numpy(unpack_array(packed, shape, (FLOAT32,)))
+
+
+def unpack_array(packed: Packed, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> np.ndarray:
+    """The array of this shape and one of these dtypes; any other is refused before it is read."""
+    if packed.dtype not in dtypes:
+        allowed = " or ".join(dtypes)
+        raise InvalidPayload(f"the array is of {quoted(packed.dtype)}, must be {allowed}")
     if tuple(packed.shape) != shape:
         raise InvalidPayload(f"the array has shape {quoted(packed.shape)}, must be {shape}")
-    expected = 4 * prod(shape)
+    dtype = np.dtype(packed.dtype)
+    expected = dtype.itemsize * prod(shape)
     if not isinstance(packed.data, bytes) or len(packed.data) > expected + MAX_HEADER:
         raise InvalidPayload(f"the array has more bytes than {_product(shape)} values take")
     if len(packed.data) < expected:
         raise InvalidPayload("the array's bytes do not match its dtype and shape")
     values = packed.data[len(packed.data) - expected :]
     # Only the header is parsed by numpy: `np.load` would allocate any shape that it claims.
-    fortran = _header(packed.data[: len(packed.data) - expected], shape)
+    fortran = _header(packed.data[: len(packed.data) - expected], shape, packed.dtype)
     if fortran is None:
         raise InvalidPayload("the array's bytes do not match its dtype and shape")
-    found = np.frombuffer(values, dtype="<f4").reshape(shape, order="F" if fortran else "C")
-    return torch.from_numpy(np.array(found, order="C"))
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    found = np.frombuffer(values, dtype=dtype.newbyteorder("<")).reshape(shape, order=order)
+    return np.array(found, dtype=dtype, order="C")
 
 
-def _header(head: bytes, shape: tuple[int, ...]) -> bool | None:
+def _header(head: bytes, shape: tuple[int, ...], name: str) -> bool | None:
     """Whether the values are in Fortran order; None if the header does not match."""
     file = BytesIO(head)
     try:
@@ -163,7 +175,7 @@ def _header(head: bytes, shape: tuple[int, ...]) -> bool | None:
         found, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=256)
     except Exception:  # numpy parses the header as Python text and raises many types
         return None
-    if file.tell() != len(head) or dtype.byteorder == ">" or dtype.name != FLOAT32:
+    if file.tell() != len(head) or dtype.byteorder == ">" or dtype.name != name:
         return None
     return bool(fortran) if found == shape else None
 

@@ -15,6 +15,7 @@ from latecomer.engines.transport import Transport
 from latecomer.engines.virtual import Bounds
 from latecomer.study.checkpoint import Checkpoints, restore_server
 from latecomer.study.files import EventLog, write_models
+from latecomer.study.round_metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def serve(
     timeouts: seconds to wait for nodes and replies; None: the defaults of `Timeouts`.
     every: commits between two checkpoints; `on_commit` is called after each checkpoint.
     codec: message format of the devices. None: devices run Latecomer's `client_app`;
-        `PlainFlowerCodec(layout)`: any Flower `ClientApp`.
+        `PlainFlowerCodec`: any Flower `ClientApp`.
     """
     try:
         run = Deployment(
@@ -52,7 +53,11 @@ def serve(
 
 
 class Deployment:
-    """A deployment loop whose events and checkpoints are written to `folder`; see `serve`."""
+    """A deployment loop whose events and checkpoints are written to `folder`; see `serve`.
+
+    `metrics` are saved in the checkpoints. `on_step` is called after every step of the loop, before
+    a checkpoint.
+    """
 
     def __init__(
         self,
@@ -64,9 +69,11 @@ class Deployment:
         every: int = 1,
         on_commit: Callable[[Server], None] = lambda server: None,
         codec: TaskCodec | None = None,
+        metrics: RoundMetrics | None = None,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.server, self.folder, self.networks, self.every = server, folder, networks, every
-        self.on_commit = on_commit
+        self.on_commit, self.metrics, self.on_step = on_commit, metrics, on_step
         submodels = WHOLE if networks is None else networks.submodels
         self.loop = DeploymentLoop(server, transport, timeouts, submodels, self._log, codec=codec)
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,9 +99,12 @@ class Deployment:
             fields["reason"] = self.checkpoints.fallback
         return Note("resume", fields)
 
-    def run(self, bounds: Bounds) -> str:
+    def run(self, bounds: Bounds, finish: Callable[[], None] = lambda: None) -> str:
+        """Run to the first bound; `finish` is called after it, with everything still open."""
         try:
             reason = self.loop.run(bounds, self._after_step)
+            self._save()
+            finish()
             self._save()
             if self.networks is not None:
                 lineages = sorted(self.server.clusters())
@@ -105,6 +115,7 @@ class Deployment:
         return reason
 
     def _after_step(self) -> bool:
+        self.on_step()
         if self.server.store.commits - self.saved >= self.every:
             self._save()
             self.on_commit(self.server)
@@ -116,6 +127,7 @@ class Deployment:
             "server": self.server.state(),
             "loop": self.loop.state(),
             "events": self.events.file.length(),
+            "metrics": None if self.metrics is None else self.metrics.state(),
         }
         commits = self.server.store.commits
         # Unique among all processes of the run, also with the same number of commits.
@@ -128,6 +140,8 @@ class Deployment:
         """Restore a checkpoint; returns the bytes of the event log that belong to it."""
         restore_server(self.server, state["server"])
         self.loop.restore(state["loop"])
+        if self.metrics is not None:
+            self.metrics.restore(state["metrics"])
         return int(state["events"])
 
     def _log(self, time: float, note: Logged) -> None:

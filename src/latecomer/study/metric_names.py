@@ -38,7 +38,8 @@ SHARES = {
 NUMBERS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
 # Columns of metrics.csv that are no metrics of the central test set.
 OTHER_COLUMNS = ("updates", "version", "virtual_seconds", "wall_seconds")
-OTHER_PREFIXES = ("f1_", "client_", "validation_")
+OTHER_PREFIXES = ("f1_", "client_", "train_", "validation_")
+NODES = "client_nodes"  # devices whose metrics are in the client_ columns of a row
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def number_text(name: str, value: float | None) -> str:
 def metric_columns(columns: Iterable[object]) -> list[str]:
     """The metrics of the central test set among the columns of metrics.csv: shares, then numbers.
 
-    Where there is an accuracy, the loss is left out.
+    Where there is an accuracy, the loss is left out. If the server of a deployed run has no test
+    set, the columns of metrics on devices are returned.
     """
     names = [str(name) for name in columns]
     shares = [name for name in SHARES if name in names]
@@ -104,4 +106,11 @@ def metric_columns(columns: Iterable[object]) -> list[str]:
         for name in names
         if name not in (*SHARES, *OTHER_COLUMNS) and not name.startswith(OTHER_PREFIXES)
     ]
-    return shares + [name for name in others if name != "loss" or "accuracy" not in shares]
+    found = shares + [name for name in others if name != "loss" or "accuracy" not in shares]
+    return found or device_columns(names)
+
+
+def device_columns(columns: Iterable[object]) -> list[str]:
+    """The metrics of a model on devices among the columns of metrics.csv of a deployed run."""
+    names = [str(name) for name in columns]
+    return [name for name in names if name.startswith("client_") and name != NODES]

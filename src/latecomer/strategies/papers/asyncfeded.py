@@ -98,4 +98,10 @@ def asyncfeded(
     if not kappa:
         return Strategy(name="asyncfeded", weigh=weigh, merge=Buffer(1), dispatch=immediate)
     adaptive = AdaptiveLocalEpochs(gamma_bar, kappa, max_epochs, immediate)
-    return Strategy(name="asyncfeded", weigh=weigh, merge=adaptive, dispatch=adaptive.dispatch)
+    return Strategy(
+        name="asyncfeded",
+        weigh=weigh,
+        merge=adaptive,
+        dispatch=adaptive.dispatch,
+        varies_epochs=True,
+    )

@@ -193,4 +193,5 @@ def fedsea(
         merge=rounds,
         dispatch=rounds.dispatch,
         has_epochs=True,
+        varies_epochs=True,
     )

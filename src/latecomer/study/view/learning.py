@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from latecomer.study.metric_names import SHARES, label_of, metric_columns
+from latecomer.study.metric_names import SHARES, device_columns, label_of, metric_columns
 from latecomer.study.view.panels import ORANGE, Clock, Panel, Series, View, bars, curve
 
 LATE_CLASSES = " Late classes are those of fleet.late.classes."
@@ -24,14 +24,16 @@ def learning(metrics: pd.DataFrame, clock: Clock, loss: str = "cross-entropy") -
     ]
     axis, title, x = _axes(metrics, clock)[0]
     others = [c for c in metric_columns(metrics) if c not in (*SHARES, "loss")]
-    for column in (c for c in ("loss", *others) if _has(metrics, c)):
+    on_devices = [c for c in device_columns(metrics) if c not in others]
+    for column in (c for c in ("loss", *others, *on_devices) if _has(metrics, c)):
         lines = _lines(metrics, x, {column: label_of(column)})
         y = loss if column == "loss" else label_of(column)
         views.append(View(f"{label_of(column)} over {axis}", title, y, lines))
     return Panel(
         "learning",
         "Learning curves",
-        "On the central test set. Each point is an evaluation.",
+        "On the central test set. Each point is an evaluation."
+        + (" client_...: mean over devices, each on its local test data." if on_devices else ""),
         views,
     )
 

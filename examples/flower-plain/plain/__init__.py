@@ -1,1 +1,0 @@
-"""A Flower app with Latecomer on the server only."""
