@@ -28,7 +28,7 @@ WHOLE = {"docs/quickstart.md", "docs/data.md", "docs/fleets.md", "docs/api.md"}
 MODULE = re.compile(r"^(strategy|model)\.name=|:\w+$")  # strategy.name=MODULE:callable
 FEW = 60  # updates of a run there
 # Of these pages Python is compiled and commands are parsed: they need a federation of real nodes.
-DEPLOYED = {"docs/deploy.md", "docs/reliability.md"}
+DEPLOYED = {"docs/deploy.md", "docs/flower.md", "docs/reliability.md"}
 # Run by tests/test_adding_a_paper.py: it must stand in the package.
 ADDED = "docs/adding-a-paper.md"
 # Tables at the top of TOML that is no config of ours: pyproject, and Flower's own.

@@ -14,7 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 
 import latecomer
+from book import ROOT
 from fake_grid import FakeTransport
+from flower_apps import PAGE, changed_lines, migrated, migration
 from flower_grid import ThreadGrid
 from latecomer.engines.flower import GridTransport
 from latecomer.engines.plain import NEAREST, needs_of
@@ -362,3 +364,24 @@ def test_fedavg_over_flowers_messages_equals_flowers_own(tmp_path, monkeypatch):
         assert ours.evaluate_metrics_clientapp[number]["value"] == pytest.approx(
             theirs.evaluate_metrics_clientapp[number]["value"], rel=1e-6
         )
+
+
+# docs/flower.md
+
+
+def test_the_migration_changes_two_lines(tmp_path):
+    changed = changed_lines(migrated(tmp_path))
+    assert len([line for line in changed if line.startswith("-")]) == 2
+    assert len([line for line in changed if line.startswith("+")]) == 2
+    assert changed == [
+        line for line in migration().splitlines()
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]  # fmt: skip
+
+
+def test_the_table_of_strategies_is_generated(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import flower_strategies
+
+    text = PAGE.read_text()
+    assert flower_strategies.page(text) == text

@@ -25,6 +25,8 @@ _WHERE = {
     "Server": "latecomer.core.server",
     "TrainSpec": "latecomer.core.messages",
     "FlatModel": "latecomer.device.flat",
+    "flat_model": "latecomer.device.flat",
+    "load_dataset": "latecomer.data.sources",
     "Networks": "latecomer.device.networks",
     "Bounds": "latecomer.engines.virtual",
     "GridTransport": "latecomer.engines.flower",
@@ -55,7 +57,9 @@ __all__ = [
     "build_strategy",
     "client_app",
     "compare",
+    "flat_model",
     "load",
+    "load_dataset",
     "recipe",
     "recipes",
     "run",
@@ -79,7 +83,8 @@ if TYPE_CHECKING:
     from latecomer.core.messages import TrainSpec
     from latecomer.core.server import Server
     from latecomer.core.strategy import Strategy
-    from latecomer.device.flat import FlatModel
+    from latecomer.data.sources import load_dataset
+    from latecomer.device.flat import FlatModel, flat_model
     from latecomer.device.networks import Networks
     from latecomer.engines.flower import GridTransport
     from latecomer.engines.flower_client import client_app

@@ -23,7 +23,7 @@ from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput, RunFailed
 from latecomer.strategies.recipe import build_strategy, find_recipe
 from latecomer.study.deployed import Deployment
-from latecomer.study.files import numbered_folder
+from latecomer.study.files import RUN_FOLDER_VARIABLE, numbered_folder
 from latecomer.study.report import write_report
 from latecomer.study.round_metrics import RoundMetrics
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 log = logging.getLogger("flwr.latecomer")  # so that its lines are in Flower's log of the run
-FOLDER_VARIABLE = "LATECOMER_RUN_FOLDER"
 RUNS = Path("runs")
 NODES_EVERY = 1.0  # seconds between two looks at the list of nodes before the run
 
@@ -295,7 +294,7 @@ def _strategy(given: str | Strategy, options: Mapping[str, Any]) -> Strategy:
 
 
 def _folder(strategy: str) -> Path:
-    named = os.environ.get(FOLDER_VARIABLE)
+    named = os.environ.get(RUN_FOLDER_VARIABLE)
     return Path(named) if named else numbered_folder(RUNS, f"flower-{strategy}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+from latecomer.deploy.flower_log import FlowerProgress
 from latecomer.deploy.progress import RunProgress
 from latecomer.deploy.up import summary
 
@@ -74,3 +75,35 @@ def test_quarantines_and_roll_backs_are_shown(tmp_path):
     progress.read()
     assert progress.line() == "0 versions, 1 updates, 1 lost, rolled back 1 times"
     assert progress.history.failure == "the model was rolled back: most were refused"
+
+
+FLOWER_LOG = """
+INFO :      Initial global evaluation results: {'loss': 2.3, 'accuracy': 0.1}
+INFO :      [ROUND 1/3]
+INFO :      aggregate_train: Received 3 results and 0 failures
+INFO :      	└──> Aggregated MetricRecord: {'train_loss': 1.5}
+INFO :      aggregate_evaluate: Received 3 results and 0 failures
+INFO :      	└──> Aggregated MetricRecord: {'eval_loss': 1.2e+00, 'eval_acc': 0.61}
+INFO :      [ROUND 2/3]
+INFO :      aggregate_train: Received 2 results and 1 failures
+INFO :      	└──> Aggregated MetricRecord: {'train_loss': 1.1}
+"""
+
+
+def test_an_app_with_a_strategy_of_flowers_is_read_from_its_log(tmp_path):
+    progress = RunProgress(tmp_path)
+    progress.flower = FlowerProgress.of(FLOWER_LOG)
+    assert progress.line() == "round 2 of 3, 2 versions, 5 updates, eval_acc 0.610, 1 lost"
+    assert next(iter(summary(progress, 7.0))) == f"finished in 7 s: {progress.line()}"
+    (tmp_path / "events.jsonl").write_text("")  # a server of Latecomer's has begun
+    assert progress.line() == "0 versions, 0 updates"
+
+
+def test_metrics_of_devices_stand_in_for_those_of_the_server(tmp_path):
+    (tmp_path / "events.jsonl").write_text(lines(EVENTS[:4]))
+    columns = "updates,version,client_eval_loss,client_eval_acc,client_nodes,train_loss"
+    rows = "0,0,,,,\n3,3,0.5,0.75,3,1.2\n6,6,,,,1.1\n"
+    (tmp_path / "metrics.csv").write_text(f"{columns}\n{rows}")
+    progress = RunProgress(tmp_path)
+    progress.read()
+    assert progress.line() == "1 versions, 1 updates, client_eval_acc 0.75"

@@ -8,6 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 
+import latecomer
 from latecomer.deploy.flower_app import app_config
 from latecomer.deploy.scaffold import make_app, names_for, parse_data
 from latecomer.errors import BadInput
@@ -34,7 +35,11 @@ def test_an_app_is_complete(tmp_path):
     assert app_config(folder)["strategy"] == "latecomer"
     for path in (folder / "my_app").iterdir():
         text = path.read_text()
-        ast.parse(text)
+        for node in ast.walk(ast.parse(text)):
+            module = getattr(node, "module", None) or ""
+            assert not module.startswith("latecomer."), "an app imports public names only"
+            if module == "latecomer":
+                assert {alias.name for alias in node.names} <= set(latecomer.__all__)
         assert "$" not in text
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -14,6 +13,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
 pytest.importorskip("ray", reason="needs flwr[simulation]")
+
+import latecomer
+from flower_apps import migrated
+
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -83,10 +86,22 @@ def ran(env, folder, name, strategy):
     return output, log
 
 
-def test_an_app_that_knows_nothing_of_latecomer_learns(superlink, tmp_path):
-    output, _ = ran(superlink, tmp_path, "flower-plain", "fedasync")
-    assert float(re.search(r"accuracy ([\d.]+)", output)[1]) > 0.7
-    assert (tmp_path / "run" / "model.safetensors").is_file()
+def test_an_app_with_two_changed_lines_runs_on_flowers_simulation(superlink, tmp_path):
+    app, folder = migrated(tmp_path), tmp_path / "run"
+    text = (app / "digits_cnn" / "server_app.py").read_text()
+    changed = text.replace(
+        'AsyncStrategy("fedbuff",', f'AsyncStrategy("fedbuff", folder="{folder}",'
+    )
+    (app / "digits_cnn" / "server_app.py").write_text(changed)
+    command = [BIN / "flwr", "run", app, "test", "--stream"]
+    command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
+    command += ["--run-config", "num-server-rounds=8"]
+    done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=400)
+    table = latecomer.load(folder).metrics
+    assert (table["updates"] // 3).tolist() == list(range(9)), done.stdout[-3000:]
+    assert table["accuracy"].iloc[-1] > 0.6
+    assert table["client_nodes"].iloc[-1] == 3
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_broadcasts_reach_devices_at_work(superlink, tmp_path):

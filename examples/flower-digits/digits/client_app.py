@@ -4,7 +4,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from digits.task import model, part
-from latecomer.engines.flower_client import client_app
+from latecomer import client_app
 
 
 def load_data(context: Context) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,16 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from digits.task import accuracy, model
-from latecomer import Server, build_strategy
-from latecomer.core.messages import TrainSpec
-from latecomer.device.networks import Networks
-from latecomer.engines.flower import GridTransport
-from latecomer.engines.virtual import Bounds
-from latecomer.study.deployed import serve
-from latecomer.study.scores import Scores
+from latecomer import (
+    Bounds,
+    GridTransport,
+    Networks,
+    Server,
+    TrainSpec,
+    build_strategy,
+    load,
+    serve,
+)
 
 app = ServerApp()
 
@@ -25,7 +28,13 @@ def main(grid: Grid, context: Context) -> None:
     spec = TrainSpec(local_epochs=2, batch_size=16, lr=0.1)
     server = Server(networks.whole.init(seed), strategy, spec, seed=seed, networks=networks)
     bounds = Bounds(updates=int(config["updates"]))
-    scores = Scores(folder, lambda params: {"accuracy": accuracy(networks.whole, params)})
-    reason = serve(GridTransport(grid), server, folder, bounds, networks, on_commit=scores)
+    reason = serve(
+        GridTransport(grid),
+        server,
+        folder,
+        bounds,
+        networks,
+        evaluate=lambda params: {"accuracy": accuracy(networks.whole, params)},
+    )
     print(f"ended by {reason}: {server.accepted} updates, {server.store.commits} versions")
-    print(f"accuracy {scores.final(server)['accuracy']:.3f}")
+    print(f"accuracy {load(folder).metrics['accuracy'].iloc[-1]:.3f}")

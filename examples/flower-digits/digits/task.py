@@ -3,7 +3,7 @@
 from sklearn.datasets import load_digits
 from torch import Tensor, arange, as_tensor, float32, no_grad
 
-from latecomer.device.flat import FlatModel, flat_model
+from latecomer import FlatModel, flat_model
 
 
 def model() -> FlatModel:

@@ -31,7 +31,7 @@ class Source:
     options: tuple[str, ...] = ()
 
 
-def load(source: str, path: str = "", options: SourceOptions | None = None) -> Dataset:
+def load_dataset(source: str, path: str = "", options: SourceOptions | None = None) -> Dataset:
     """The dataset of a source; an option that the source does not have raises BadInput.
 
     A relative path that does not exist is looked up in the folder LATECOMER_DATA.
@@ -48,6 +48,9 @@ def load(source: str, path: str = "", options: SourceOptions | None = None) -> D
             allowed = ", ".join(f"data.{name}" for name in SOURCES[source].options) or "none"
             raise BadInput(f"data source {source!r} has no option data.{key}; allowed: {allowed}")
     return SOURCES[source].read(_resolve(path) if path else Path(), options)
+
+
+load = load_dataset  # its name inside the package
 
 
 def _resolve(path: str) -> Path:

@@ -48,7 +48,11 @@ def up(
     ] = None,
     warm: Warm = True,
     slowest: Annotated[
-        float, typer.Option(min=0.0, help="Seconds by which the last device delays its replies.")
+        float,
+        typer.Option(
+            min=0.0,
+            help="Seconds by which the last device delays its replies; device 0 does not.",
+        ),
     ] = 2.0,
     settings: Annotated[
         list[str] | None,

@@ -29,6 +29,7 @@ from latecomer.deploy.processes import Process, end
 from latecomer.deploy.runs import Runs
 from latecomer.deploy.supervised import Supervised
 from latecomer.errors import BadInput, RunFailed
+from latecomer.study.files import RUN_FOLDER_VARIABLE
 from latecomer.study.signals import signals_handled
 
 SLOWEST = 2.0
@@ -42,7 +43,8 @@ class LocalFederation:
     dir: folder of all files. An existing database, keys, device states and checkpoint are used.
     tls: TLS, and nodes authenticated by keys.
     warm: nodes with a permanent client process, see `deploy.warm`.
-    slowest: seconds by which the last device delays its replies; the others proportionally less.
+    slowest: seconds by which the last device delays its replies to tasks; the others proportionally
+        less, the first by 0. Stock nodes do so only if the app has Latecomer's `client_app`.
     node_config, environment: added to those of every node.
 
     The constructor writes and starts nothing: `start` does. Use it in a `with`.
@@ -76,8 +78,8 @@ class LocalFederation:
     @cached_property
     def server(self) -> FlowerServer:
         """The SuperLink and its executor."""
-        port = self._ports[0]
-        return FlowerServer(self.dir, port, self.tls, self._environment, self._write_pids)
+        own = {**self._environment, RUN_FOLDER_VARIABLE: str(self.run_folder)}
+        return FlowerServer(self.dir, self._ports[0], self.tls, own, self._write_pids)
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -91,7 +93,7 @@ class LocalFederation:
 
     @property
     def run_folder(self) -> Path:
-        """Where the server app writes its log, checkpoints and model."""
+        """Where Latecomer's part of the server app writes its log, checkpoints and model."""
         return self.dir / "run"
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ import csv
 from contextlib import suppress
 from pathlib import Path
 
+from latecomer.deploy.flower_log import FlowerProgress
 from latecomer.errors import BadInput
 from latecomer.study.metric_names import label_of, metric_columns, number_text
 from latecomer.study.view.history import Follower, History
@@ -16,14 +17,20 @@ class RunProgress:
         self._log, self._metrics = Follower(folder / "events.jsonl"), folder / "metrics.csv"
         self.metric = ""
         self.score: float | None = None
+        self.flower = FlowerProgress()  # for apps whose strategy is one of Flower's
 
     @property
     def history(self) -> History:
         return self._log.history
 
     @property
+    def has_log(self) -> bool:
+        """Whether Latecomer's server has begun to write its event log."""
+        return self._log.path.is_file()
+
+    @property
     def updates(self) -> int:
-        return sum(self.history.updates.values())
+        return sum(self.history.updates.values()) if self.has_log else self.flower.updates
 
     def read(self) -> None:
         """Read what was written since the last call; a log that is not there yet is empty."""
@@ -36,6 +43,8 @@ class RunProgress:
             self.score = float([row[self.metric] for row in rows if row[self.metric]][-1])
 
     def line(self) -> str:
+        if not self.has_log:
+            return self.flower.line()
         shown = [f"{self.history.commits} versions", f"{self.updates} updates"]
         if self.score is not None:
             shown.append(f"{label_of(self.metric)} {number_text(self.metric, self.score)}")

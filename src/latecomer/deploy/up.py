@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latecomer.deploy.flower_app import app_config, parse_settings
+from latecomer.deploy.flower_log import FlowerProgress
 from latecomer.deploy.folders import PIDS, RUNS, check_folder, find_folder
 from latecomer.deploy.guard import federation_processes
 from latecomer.deploy.local import LocalFederation
@@ -17,6 +18,7 @@ from latecomer.study.files import numbered_folder
 from latecomer.study.signals import signals_handled
 
 LINE_SECONDS = 2.0
+LOG_SECONDS = 5.0  # between two readings of Flower's log, each of which takes a second
 DOWN_TIMEOUT = 30.0
 
 Echo = Callable[[str], None]  # prints one line
@@ -50,6 +52,8 @@ def up(
         report(f"starting a SuperLink and {_nodes(devices)} on loopback ({how}); files in {folder}")
         fed.start()
         report(f"the SuperLink at {fed.server.address} has {_nodes(devices)}")
+        if slowest and not fed.warm:
+            report("stock nodes: --slowest has an effect only in apps with Latecomer's client_app")
         run = fed.run(config)
         report(f"run {run} started")
         status, last = _follow(fed, run, report)
@@ -57,17 +61,20 @@ def up(
             raise RunFailed(f"{_why(fed, status)}; logs in {folder / 'logs'}")
         for line in summary(last, time.monotonic() - began):
             echo(line)
-    echo(f"results: {folder / 'run'}" if last.updates else f"files:   {folder}")
+    echo(f"results: {folder / 'run'}" if last.has_log else f"files:   {folder}")
 
 
 def _follow(fed: LocalFederation, run: int, report: Echo) -> tuple[str, RunProgress]:
     """Print a line whenever the progress changes, until the run has finished."""
     progress = RunProgress(fed.run_folder)
-    printed, due, reason = "", 0.0, ""
+    printed, due, reason, look = "", 0.0, "", time.monotonic() + LOG_SECONDS
     while True:
         status = fed.runs.ended(run)
         joined = sum(node.has_joined() for node in fed.nodes)
         progress.read()
+        if not progress.has_log and (status or time.monotonic() >= look):
+            progress.flower = FlowerProgress.of(fed.runs.log())
+            look = time.monotonic() + LOG_SECONDS
         line = f"{progress.line()}, {joined}/{len(fed.nodes)} nodes"
         if line != printed and (status or time.monotonic() >= due):
             report(line)
@@ -101,6 +108,9 @@ def summary(progress: RunProgress, seconds: float) -> Iterator[str]:
     if not progress.updates:
         return
     yield f"finished in {seconds:.0f} s: {progress.line()}"
+    if not progress.has_log:
+        yield "the app's strategy is one of Flower's: no log, metrics and report of Latecomer"
+        return
     history = progress.history
     mean = sum(k * n for k, n in history.staleness.items()) / max(1, progress.updates)
     yield f"staleness: mean {mean:.1f}, at most {max(history.staleness, default=0)}"

@@ -218,6 +218,7 @@ class Executor:
                 self.fab = fab
                 self.app = load(run, archive)
             reply = self.app(message=message, context=context)
+            self._delay(message, context)
             status, details = "completed", ""
         except (Exception, SystemExit) as error:  # also if the client calls exit()
             details = f"{type(error)}:<'{error}'>"
@@ -236,6 +237,12 @@ class Executor:
             if heartbeat.is_running:
                 heartbeat.stop()
             client.close()
+
+    def _delay(self, message: Any, context: Any) -> None:
+        """Imitate a slow device: `delay` in the node-config, unless the app follows it itself."""
+        is_task = str(message.metadata.message_type).partition(".")[0] == "train"
+        if is_task and not getattr(self.app, "follows_delay", False):
+            time.sleep(float(context.node_config.get("delay", 0.0)))
 
 
 def load(run: Any, archive: Any) -> "ClientApp":

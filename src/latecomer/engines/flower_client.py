@@ -48,6 +48,7 @@ def client_app(
     from flwr.clientapp import ClientApp
 
     app, own_training = ClientApp(), train
+    vars(app)["follows_delay"] = True  # warm nodes delay the replies of other apps
     loaded: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
 
     def data(context: "Context", name: str) -> tuple[Tensor, Tensor]:

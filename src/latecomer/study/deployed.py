@@ -16,6 +16,7 @@ from latecomer.engines.virtual import Bounds
 from latecomer.study.checkpoint import Checkpoints, restore_server
 from latecomer.study.files import EventLog, write_models
 from latecomer.study.round_metrics import RoundMetrics
+from latecomer.study.scores import Evaluate, Scores
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def serve(
     timeouts: Timeouts | None = None,
     every: int = 1,
     codec: TaskCodec | None = None,
-    on_commit: Callable[[Server], None] = lambda server: None,
+    evaluate: Evaluate | None = None,
 ) -> str:
     """Drive `server` over real nodes until a bound is reached; returns the name of that bound.
 
@@ -39,15 +40,22 @@ def serve(
     networks: the network of every sub-model width; None: all devices train the whole model, and
         no model file is written.
     timeouts: seconds to wait for nodes and replies; None: the defaults of `Timeouts`.
-    every: commits between two checkpoints; `on_commit` is called after each checkpoint.
+    every: commits between two checkpoints.
     codec: message format of the devices. None: devices run Latecomer's `client_app`;
         `PlainFlowerCodec`: any Flower `ClientApp`.
+    evaluate: metrics by name of a parameter vector, for metrics.csv: of new versions, at most
+        every 2 seconds, and of the last one.
     """
+    scores = None if evaluate is None else Scores(folder, evaluate)
+    on_commit = scores or (lambda server: None)
     try:
         run = Deployment(
             server, transport, Path(folder), networks, timeouts, every, on_commit, codec
         )
-        return run.run(bounds)
+        reason = run.run(bounds)
+        if scores is not None:
+            scores.final(server)
+        return reason
     finally:
         transport.close()
 

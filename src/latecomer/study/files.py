@@ -15,6 +15,9 @@ from latecomer.core.server import Server
 from latecomer.device.flat import FlatModel
 from latecomer.errors import BadInput
 
+# Folder of the run of a Flower app that is not given one, set by `latecomer deploy`.
+RUN_FOLDER_VARIABLE = "LATECOMER_RUN_FOLDER"
+
 
 class AppendOnlyFile:
     """A text file that is appended to; opening truncates it to its first `keep` bytes."""

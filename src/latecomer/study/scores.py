@@ -16,8 +16,8 @@ Evaluate = Callable[[Tensor], Mapping[str, float]]
 class Scores:
     """Evaluates the newest model of the main lineage, at most once in `every` seconds.
 
-    Pass it to `serve` as `on_commit`, and call `final` after `serve` has returned. When a run is
-    resumed, rows of versions that are not in its checkpoint are removed.
+    Called after commits; `final` after the run. When a run is resumed, rows of versions that are
+    not in its checkpoint are removed.
     """
 
     def __init__(self, folder: str | Path, evaluate: Evaluate, every: float = 2.0) -> None:

@@ -19,6 +19,7 @@ from latecomer.engines.wire import Packed, Payload
 from light.task import model, part
 
 app = ClientApp()
+app.follows_delay = True
 
 
 @app.query()
