@@ -62,30 +62,41 @@ def test_it_is_one_file_under_80_lines():
     assert "def test_" in test
 
 
-def test_its_conformance_and_its_own_tests_pass(installed):
-    done = python(
-        installed,
-        *("-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider"),
-        *("tests/test_conformance.py", str(installed / "test_async_momentum.py")),
-        *("-k", f"{NAME} or test_async_momentum"),
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    passed = int(done.stdout.rpartition(" passed")[0].split()[-1])
-    assert passed >= 20, done.stdout[-500:]
-    assert "failed" not in done.stdout
+# The run that the page shows, made short; in the process of the other tests.
+COMMAND = """
+import sys
+
+from latecomer import cli
 
 
-def test_its_commands_work(installed, tmp_path):
-    """Those that the page shows; the run is made short."""
+def test_the_run_of_the_page(monkeypatch, tmp_path):
+    words = [{words}, "--set", "stop.updates=100", "--out", str(tmp_path / "run"), "--quiet"]
+    monkeypatch.setattr(sys, "argv", words)
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code
+    assert (tmp_path / "run" / "summary.json").is_file()
+"""
+
+
+def test_its_conformance_its_own_tests_and_its_commands_pass(installed):
     (block,) = blocks(PAGE, "sh")
     commands = [
         shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()
     ]
-    runs = [words for words in commands if words[:2] == ["latecomer", "run"]]
     assert ["latecomer", "list", "strategies"] in commands
     assert ["python", "-m", "pytest", "tests/test_conformance.py", "-k", NAME] in commands
-    (words,) = runs
-    short = ["--set", "stop.updates=100", "--out", str(tmp_path / "run"), "--quiet"]
-    done = python(installed, str(installed / "latecomer_here.py"), *words[1:], *short)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "summary.json").is_file()
+    (words,) = [words for words in commands if words[:2] == ["latecomer", "run"]]
+    own = installed / "test_async_momentum_command.py"
+    own.write_text(COMMAND.replace("{words}", ", ".join(map(repr, words))))
+    done = python(
+        installed,
+        *("-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider"),
+        *("tests/test_conformance.py", str(installed / "test_async_momentum.py"), str(own)),
+        *("-k", f"{NAME} or test_async_momentum"),
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    passed = int(done.stdout.rpartition(" passed")[0].split()[-1])
+    assert passed >= 18, done.stdout[-500:]
+    assert "failed" not in done.stdout

@@ -12,7 +12,7 @@ from latecomer.errors import BadInput
 from latecomer.study.config import merged, parse
 from latecomer.study.experiment import Experiment
 from latecomer.study.runner import resume_run, start_run
-from test_conformance import changing_run
+from test_conformance import changing_run, resumes_to_the_same
 from toy import ToyRun, toy_fleet, toy_server
 
 PACES = {
@@ -46,14 +46,7 @@ def test_both_engines_give_the_same_models(options):
 
 @slots
 def test_it_resumes_bit_for_bit(options):
-    whole, first = virtual_run(options), virtual_run(options)
-    whole.until(23)
-    whole.until(60)
-    first.until(23)
-    second = first.carried_over(virtual_run(options))
-    second.until(60)
-    assert first.log + second.log == whole.log
-    assert second.heads() == whole.heads()
+    resumes_to_the_same(lambda: virtual_run(options))
 
 
 @slots

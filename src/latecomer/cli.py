@@ -1,7 +1,8 @@
 """The command line. It only calls the library, and imports it when a command needs it."""
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -15,6 +16,7 @@ app = typer.Typer(
     help="Asynchronous federated learning that does not leave slow devices behind.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 # typer brings a click of its own or uses the installed one; either way this is its UsageError.
@@ -27,7 +29,7 @@ Settings = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; must be new.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but the results' folder.")]
 
-Seeds = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
+Seeds = Annotated[str, typer.Option(help="Numbers and ranges, as in 1,2 or 1-3.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side.")]
 Target = Annotated[
     float | None,
@@ -45,6 +47,10 @@ def run(
     config: Annotated[
         Path | None, typer.Argument(help="A TOML config; without one the quickstart runs.")
     ] = None,
+    strategy: Annotated[
+        str, typer.Option(metavar="NAME", help="Short for --set strategy.name=NAME.")
+    ] = "",
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Short for --set seed=N.")] = None,
     settings: Settings = None,
     out: Out = None,
     resume: Annotated[
@@ -57,9 +63,14 @@ def run(
     log: Log = "",
 ) -> None:
     """Run one experiment."""
-    settings = _with_log(settings, log)
+    short = {"strategy.name": strategy, "seed": "" if seed is None else seed}
+    short_settings = [f"{key}={value}" for key, value in short.items() if value != ""]
+    settings = _with_log([*(settings or []), *short_settings], log)
     if resume is not None and (config or settings or out):
-        raise BadInput("--resume takes no CONFIG, --set or --out: the run's folder has its config")
+        raise BadInput(
+            "--resume takes no CONFIG, --set or --out (nor short forms of --set): the run's folder"
+            " has its config"
+        )
     from rich.console import Console
 
     from latecomer.study.report import write_report
@@ -138,8 +149,8 @@ def compare(
         raise BadInput("Missing argument 'CONFIG'.")
     else:
         tree = with_settings(read_toml(config), settings or [])
-        names = _listed(strategies, "--strategies", str)
-        numbers = _listed(seeds, "--seeds", int)
+        names = _listed(strategies, "--strategies")
+        numbers = _seeds(seeds)
         folder = out or _run_folder(f"compare-{config.stem}")
         table = compare_all(tree, names, numbers, folder, jobs, target, on_run_done, on_note)
     report = write_report(folder)
@@ -180,7 +191,7 @@ def advise(
     folder = out
     if trying and folder is None:
         folder = _run_folder(f"advise-{what.stem if what else 'quickstart'}")
-    numbers = _listed(seeds, "--seeds", int) if trying else None
+    numbers = _seeds(seeds) if trying else None
     advise_on(what, settings or [], folder, numbers, jobs, target, audience, as_json)
 
 
@@ -200,7 +211,7 @@ def tune(
     from latecomer.study.advice.command import tune_rate
 
     folder = out or _run_folder(f"tune-{config.stem if config else 'quickstart'}")
-    tune_rate(config, settings or [], folder, _listed(seeds, "--seeds", int), jobs)
+    tune_rate(config, settings or [], folder, _seeds(seeds), jobs)
 
 
 studies = typer.Typer(help="Whole studies on your own data.", no_args_is_help=True)
@@ -240,7 +251,7 @@ def har(
 
     tree = with_settings(read_toml(config), settings or [])
     folder = out or Path("runs") / f"study-har-{config.stem}"
-    study = run_har(tree, _listed(seeds, "--seeds", int), folder, jobs, quick, on_run_done)
+    study = run_har(tree, _seeds(seeds), folder, jobs, quick, on_run_done)
     if quiet:
         typer.echo(folder)
         return
@@ -352,7 +363,7 @@ def _with_log(settings: list[str] | None, log: str) -> list[str] | None:
     """`--log a,b` is short for `--set log.sinks=["a","b"]`."""
     if not log:
         return settings
-    names = ",".join(f'"{name}"' for name in _listed(log, "--log", str))
+    names = ",".join(f'"{name}"' for name in _listed(log, "--log"))
     return [*(settings or []), f"log.sinks=[{names}]"]
 
 
@@ -362,13 +373,26 @@ def _run_folder(name: str) -> Path:
     return numbered_folder(Path("runs"), name.replace(":", "."))
 
 
-def _listed(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
-    try:
-        found = [kind(part.strip()) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise BadInput(f"{option} {text!r}: must be whole numbers separated by commas") from None
+def _listed(text: str, option: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise BadInput(f"{option}: name at least one, separated by commas")
+    return found
+
+
+def _seeds(text: str) -> list[int]:
+    """The numbers of `1,2,5-7`; a range includes its end."""
+    found: list[int] = []
+    for part in _listed(text, "--seeds"):
+        first, _, last = part.rpartition("-")
+        try:
+            numbers = range(int(first), int(last) + 1) if first else [int(part)]
+        except ValueError:
+            allowed = "must be whole numbers and ranges separated by commas, as in 1,2 or 1-3"
+            raise BadInput(f"--seeds {text!r}: {allowed}") from None
+        if not numbers:
+            raise BadInput(f"--seeds {text!r}: the range {part} is empty; write {last}-{first}")
+        found += numbers
     return found
 
 
@@ -392,7 +416,8 @@ def main() -> None:
     except BadInput as error:
         _fail(str(error), 2)
     except USAGE_ERROR as error:
-        _fail(error.format_message(), 2)
+        # typer and click each add the same hint.
+        _fail(re.sub(r"( Did you mean [^?]*\?)\1", r"\1", error.format_message()), 2)
     except RunFailed as error:
         _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):

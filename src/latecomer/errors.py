@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 
+SIMILAR = 0.6  # difflib's ratio of two names from which one may be a slip for the other
+
 
 class BadInput(ValueError):
     """Bad usage, config or data, said in one line: what, where, what is allowed. Exit code 2."""
@@ -18,8 +20,10 @@ class Interrupted(RunFailed):
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """A hint at the nearest known name, to append to a message; empty if none is near."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    lower = {each.lower(): each for each in known}
+    cutoff = SIMILAR if len(name) > 3 else 0.5  # one slip in two letters
+    near = get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    return f"; did you mean {lower[near[0]]!r}?" if near else ""
 
 
 def unknown(what: str, name: str, known: Collection[str], more: str = "") -> BadInput:

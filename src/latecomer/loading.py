@@ -4,6 +4,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from latecomer.errors import BadInput
@@ -36,3 +38,9 @@ def first_line(error: BaseException) -> str:
     """Type and first line of an error, for a one-line message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def at(error: BaseException) -> str:
+    """File and line where an error was raised, in parentheses, to append to its first line."""
+    frame = extract_tb(error.__traceback__)[-1]
+    return f" (at {Path(frame.filename).name}:{frame.lineno})"

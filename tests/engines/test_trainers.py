@@ -42,21 +42,21 @@ def engine_with(size, strategy="fedasync", crash=0.0, kind="mlp"):
     return VirtualEngine(server, fleet, trainer, clients)
 
 
-def run(engine, updates=150):
+def run(engine, updates=100):
     engine.run(Bounds(updates=updates), lambda: True)
     return engine.server.store.head_params()
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "fedbuff", "semi-async", "fedavg"])
-@pytest.mark.parametrize("size", [1, 3, 32])
-def test_a_whole_run_is_the_same_to_1e_5_whatever_the_batch_size(size, strategy):
-    alone, together = run(engine_with(0, strategy)), run(engine_with(size, strategy))
-    difference = (alone - together).abs().max() / alone.abs().max()
-    assert difference < 1e-5
+def test_a_whole_run_is_the_same_to_1e_5_whatever_the_batch_size(strategy):
+    alone = run(engine_with(0, strategy), 80)
+    for size in (1, 3, 32):
+        together = run(engine_with(size, strategy), 80)
+        assert (alone - together).abs().max() / alone.abs().max() < 1e-5
 
 
 def test_convolutions_too():
-    alone, together = (run(engine_with(size, kind="lenet"), 40) for size in (0, 8))
+    alone, together = (run(engine_with(size, kind="lenet"), 24) for size in (0, 8))
     assert (alone - together).abs().max() / alone.abs().max() < 1e-5
 
 

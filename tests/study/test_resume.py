@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from latecomer import cli
 from latecomer.errors import BadInput, RunFailed
 from latecomer.strategies.recipe import recipes
 from latecomer.study.config import Config, load_config
@@ -412,11 +413,15 @@ def test_a_signal_ends_a_process_in_order(scenario: Path, number: signal.Signals
     same_files(scenario / "whole", cut)
 
 
-def test_a_damaged_checkpoint_is_one_line(stopped: Path) -> None:
+def test_a_damaged_checkpoint_is_one_line(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (latest(stopped) / "state.json").write_text("{")
-    done = subprocess.run(
-        command("--resume", "stopped"), cwd=stopped.parent, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: stopped/checkpoint/")
-    assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(stopped.parent)
+    monkeypatch.setattr(sys, "argv", ["latecomer", *command("--resume", "stopped")[3:]])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith("error: stopped/checkpoint/")
+    assert err.count("\n") == 1

@@ -68,6 +68,17 @@ class Dataset:
         return is_label(self.y)
 
     @property
+    def extreme_tokens(self) -> NDArray[np.int64] | None:
+        """The examples with the largest and the smallest token, (2, ...).
+
+        None if inputs are numbers or are stored.
+        """
+        if self.x.dtype.kind != "i" or isinstance(self.x, StoredInputs):
+            return None
+        tokens = self.x.reshape(len(self.x), -1)
+        return self.x[[tokens.max(1).argmax(), tokens.min(1).argmin()]]
+
+    @property
     def num_classes(self) -> int:
         """The number of classes; 0 if targets are not classes."""
         return len(self.class_names) if self.has_classes else 0

@@ -66,6 +66,8 @@ def contents(table: pd.DataFrame, options: SourceOptions, where: str) -> TableCo
     of target and subject and `options.ignore`. A column of text becomes one column of 0 and 1 per
     value. A single column of lists holds whole examples.
     """
+    if not len(table):
+        raise BadInput(f"{where}: the table has no rows; expected one example per row")
     table = table.rename(columns=str)
     targets = [options.target] if isinstance(options.target, str) else list(options.target)
     for key, names in {

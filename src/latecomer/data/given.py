@@ -213,8 +213,13 @@ def _read(given: Any, options: SourceOptions, where: str) -> _Part:
         return _part(where, *tensors)
     if isinstance(given, torch.utils.data.IterableDataset):
         raise BadInput(f"{where}: an IterableDataset has no row numbers; expected {ALLOWED}")
+    if isinstance(given, str):
+        raise BadInput(
+            f"{where}: is the text {given!r}; a dataset by name is data.source in the config, here"
+            f" expected {ALLOWED}"
+        )
     no_items = not (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
-    if no_items or isinstance(given, np.ndarray | torch.Tensor | str | bytes | tuple):
+    if no_items or isinstance(given, np.ndarray | torch.Tensor | bytes | tuple):
         raise BadInput(f"{where}: is a {type(given).__name__}; expected {ALLOWED}")
     return _Items(given, options, where).read()
 

@@ -113,7 +113,10 @@ def one_class(y: Labels, devices: int, rng: Generator) -> list[Indices]:
 def by_subject(subject: NDArray[np.generic] | None) -> list[Indices]:
     """One device per subject, sorted by subject."""
     if subject is None:
-        raise BadInput("partition by-subject needs data with a subject for each example")
+        raise BadInput(
+            "partition by-subject needs data with a subject for each example;"
+            " csv and parquet: name its column with data.subject"
+        )
     _, device = np.unique(subject, return_inverse=True)
     return [np.flatnonzero(device == d) for d in range(int(device.max(initial=-1)) + 1)]
 

@@ -37,16 +37,27 @@ def load_dataset(source: str, path: str = "", options: SourceOptions | None = No
     A relative path that does not exist is looked up in the folder LATECOMER_DATA.
     """
     options = options or SourceOptions()
+    if source not in SOURCES and os.path.exists(source):
+        raise BadInput(
+            f"data source {source!r} is a file or folder; give its kind as data.source ("
+            f"{', '.join(name for name in SOURCES if SOURCES[name].needs_path)}) and its path as"
+            " data.path"
+        )
     if source not in SOURCES:
         raise unknown("data source", source, SOURCES, "your own as module:callable")
     if path and not SOURCES[source].needs_path:
         raise BadInput(f"data source {source!r} takes no path, but {path!r} is given; remove it")
     if not path and SOURCES[source].needs_path:
-        raise BadInput(f"data source {source!r} needs a path; give the file or folder to read")
+        raise BadInput(f"data source {source!r} needs a path; give the file or folder as data.path")
     for key in options.given:
         if key not in SOURCES[source].options:
-            allowed = ", ".join(f"data.{name}" for name in SOURCES[source].options) or "none"
-            raise BadInput(f"data source {source!r} has no option data.{key}; allowed: {allowed}")
+            options_here = ", ".join(f"data.{name}" for name in SOURCES[source].options)
+            allowed = f"allowed: {options_here}" if options_here else "it has no options"
+            others = ", ".join(each.name for each in SOURCES.values() if key in each.options)
+            raise BadInput(
+                f"data source {source!r} has no option data.{key}; {allowed} (data.{key} is for"
+                f" {others})"
+            )
     return SOURCES[source].read(_resolve(path) if path else Path(), options)
 
 

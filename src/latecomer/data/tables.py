@@ -35,6 +35,10 @@ def read_table(path: Path, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         raise BadInput(f"{path}: no such file")
     try:
         return read()
+    except pd.errors.EmptyDataError:
+        raise BadInput(
+            f"{path}: the file is empty; expected a table, one example per row"
+        ) from None
     except (OSError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise BadInput(f"{path}: cannot be read ({reason}); is it truncated?") from None

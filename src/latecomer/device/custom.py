@@ -23,11 +23,18 @@ def made_by(
     The callable gets those of input_shape=, num_classes= and width= that it names, otherwise
     (input_shape, num_classes) if it requires two arguments, otherwise nothing.
     """
+    is_class = isinstance(build, type)
+    if is_class and build.__module__.startswith("torch."):
+        raise BadInput(
+            f"{label}: is a class of torch; give an instance, such as {build.__name__}(...), or a"
+            " function that makes one"
+        )
     args, keywords = _arguments(label, build, input_shape, num_classes, width)
     try:
         module = build(*args, **keywords)
     except Exception as error:
-        raise BadInput(f"{label}: calling it failed: {first_line(error)}") from error
+        hint = "; it is a class: an instance of it is allowed, too" if is_class else ""
+        raise BadInput(f"{label}: calling it failed: {first_line(error)}{hint}") from error
     if not isinstance(module, nn.Module):
         raise BadInput(f"{label}: gave a {type(module).__name__}, but must give a torch.nn.Module")
     return module
@@ -61,5 +68,5 @@ def _arguments(
     )
     raise BadInput(
         f"{label}: needs {missing}; it must be callable with input_shape= and "
-        f"num_classes=, with those two in order, or with nothing"
+        f"num_classes=, with those two in order, or with nothing; or give a module that is made"
     )

@@ -148,6 +148,11 @@ class Objective:
         two of them, and depend on its parameters.
         """
         name = f"objective.loss {self.loss!r}"
+        if isinstance(self.function, type):
+            raise BadInput(
+                f"{name}: is a class; give an instance, such as {self.function.__name__}(), or a"
+                " function (outputs, targets)"
+            )
         try:
             value = (self.function or self.losses)(outputs, targets)
         except Exception as error:  # a user's loss may raise anything
@@ -164,7 +169,8 @@ class Objective:
             kind = "NaN" if value.isnan().any() else "infinity"
             raise BadInput(
                 f"{name}: gives {kind} for the initial model on the first {n} examples; it must be"
-                " finite there (are inputs, targets and the logarithms in it?)"
+                " finite: look for a logarithm of 0 or a division by 0 in it, and for NaN in the"
+                " targets"
             )
         if not value.requires_grad:
             raise BadInput(

@@ -16,6 +16,7 @@ from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel
 from latecomer.device.seeding import global_generator
 from latecomer.errors import BadInput
+from latecomer.loading import at, first_line
 
 EXAMPLES = ("num_examples", "num-examples", "examples")  # keys for the number of examples
 
@@ -100,8 +101,28 @@ def own_update(
     )
     with _all_seeded(seed), torch.enable_grad():
         dataset = TensorDataset(x.to(model.device), y.to(model.device))
-        returned = function(module, dataset, context)
+        try:
+            returned = function(module, dataset, context)
+        except (BadInput, OSError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise BadInput(
+                f"training.function: it failed: {first_line(error)}{at(error)}"
+            ) from error
+    _check_shapes(model, module)
     return model.vector_of(module), _reported(returned, len(y))
+
+
+def _check_shapes(model: FlatModel, module: nn.Module) -> None:
+    """BadInput if a tensor of the trained module is gone or has another shape."""
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    shapes |= {name: tuple(buffer.shape) for name, buffer in module.named_buffers()}
+    for name, shape in zip(model.whole.names, model.whole.shapes, strict=True):
+        if (now := shapes.get(name)) != shape:
+            raise BadInput(
+                f"training.function: '{name}' of the model had shape {shape} before it and has"
+                f" {now or 'none'} after; it must change values in place, not replace layers"
+            )
 
 
 def _reported(returned: object, examples: int) -> Reported:
@@ -113,7 +134,8 @@ def _reported(returned: object, examples: int) -> Reported:
     if not isinstance(returned, Mapping):
         raise BadInput(
             f"training.function: it returned a {type(returned).__name__}; allowed are a dict with"
-            " num_examples and metrics, the number of examples, or nothing"
+            " num_examples and metrics, the number of examples, or nothing (the model is changed in"
+            " place)"
         )
     metrics = {str(name): value for name, value in returned.items() if name not in EXAMPLES}
     count = next((returned[name] for name in EXAMPLES if name in returned), examples)

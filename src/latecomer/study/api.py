@@ -15,6 +15,7 @@ from latecomer.study.advice.advice import advise as advise_on
 from latecomer.study.compare import AnyStrategy, resume_comparison
 from latecomer.study.compare import compare as compare_all
 from latecomer.study.config import Tree, merged, parse, quickstart, read_toml
+from latecomer.study.files import numbered_folder
 from latecomer.study.given import Given
 from latecomer.study.metrics import Metric
 from latecomer.study.results import Comparison, Result
@@ -32,7 +33,7 @@ class _Logged(Silent):
 
 def run(
     config: ConfigLike = None,
-    out: str | Path = "run",
+    out: str | Path | None = None,
     strategy: AnyStrategy | str | None = None,
     *,
     loss: LossFunction | str | None = None,
@@ -43,6 +44,8 @@ def run(
     train: TrainFunction | str | None = None,
 ) -> Result:
     """Run one experiment in a new folder `out`, or continue the one in the folder `resume`.
+
+    Without `out` the folder is `runs/run-N` with the first N that is free.
 
     `config` is a TOML file or the same as nested dicts (None: the quickstart). `strategy` replaces
     the one that the config names: a name, a `Strategy` built from parts, a function that makes one,
@@ -70,8 +73,9 @@ def run(
         _check_resume(config, bool(named))
         resume_run(Path(resume), _Logged(), strategy, given)
         return Result(Path(resume))
-    start_run(parse(merged(_tree(config), named)), Path(out), _Logged(), strategy, given)
-    return Result(Path(out))
+    folder = numbered_folder(Path("runs"), "run") if out is None else Path(out)
+    start_run(parse(merged(_tree(config), named)), folder, _Logged(), strategy, given)
+    return Result(folder)
 
 
 def compare(
@@ -136,6 +140,10 @@ def _named_and_given(
     if isinstance(loss, str):
         tree, loss = merged(tree, {"objective": {"loss": loss}}), None
     if isinstance(metrics, Sequence):
+        if any(callable(each) for each in metrics):
+            raise BadInput(
+                "metrics: a list with a function; allowed are names, or {name: function}"
+            )
         names = [metrics] if isinstance(metrics, str) else list(metrics)
         tree, metrics = merged(tree, {"objective": {"metrics": names}}), None
     if isinstance(model, str):
@@ -156,4 +164,9 @@ def _check_resume(config: ConfigLike, has_names: bool) -> None:
 def _tree(config: ConfigLike) -> Tree:
     if config is None:
         return quickstart()
-    return dict(config) if isinstance(config, Mapping) else read_toml(Path(config))
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not isinstance(config, str | Path):
+        kind = type(config).__name__
+        raise BadInput(f"config: a {kind}; allowed are a TOML file, nested dicts, or nothing")
+    return read_toml(Path(config))

@@ -157,7 +157,9 @@ def compare(
             notes.setdefault(note, []).append(cell.strategy)
     new_folder(folder)
     for note, labels in notes.items():
-        on_note(note if len(labels) == len(strategies) else f"{', '.join(labels)}: {note}")
+        # Some notes begin with the name of the strategy.
+        named = len(labels) == len(strategies) or note.split()[0].rstrip(":") == labels[0]
+        on_note(note if named else f"{', '.join(labels)}: {note}")
     plan = {"strategies": list(strategies), "seeds": list(seeds), "target": target}
     write_atomically(folder / "plan.json", json.dumps(plan) + "\n")
     # Not config.toml: that would make the folder look like a run that can be resumed.

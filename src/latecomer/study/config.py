@@ -1,9 +1,9 @@
 """From TOML to a checked config. Every key has a default; an error names the key in one line."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 import tomli_w
 from pydantic import (
@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from latecomer.errors import BadInput, did_you_mean
+from latecomer.study.key_hints import key_hint
 
 
 class Section(BaseModel):
@@ -30,6 +31,7 @@ Scale = Literal["global", "local", "none"]
 Augment = Literal["none", "base", "balanced"]
 Optimizer = Literal["sgd", "adam"]
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
+MAX_LR = 1e6  # far above any useful learning rate: a slip such as 1e30 is refused before a run
 SCHEDULES = ("constant", "step", "cosine")  # of the learning rate
 
 
@@ -140,7 +142,7 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     local_epochs: int = Field(2, ge=1)
     batch_size: int = Field(32, ge=1)
-    lr: float = Field(0.01, gt=0)
+    lr: float = Field(0.01, gt=0, le=MAX_LR)
     momentum: float = Field(0.5, ge=0, lt=1)
     optimizer: str = "sgd"
     prox: float = Field(0.0, ge=0)
@@ -167,7 +169,8 @@ def _known_or_own(value: str, known: Iterable[str]) -> str:
     """`value`, if it is a known name or a module:callable; ValueError otherwise."""
     known = tuple(known)
     if value not in known and ":" not in value:
-        raise ValueError(f"must be one of {', '.join(known)}, or your own module:callable")
+        hint = did_you_mean(value, known)
+        raise ValueError(f"must be one of {', '.join(known)}, or your own module:callable{hint}")
     return value
 
 
@@ -335,7 +338,7 @@ def read_toml(path: Path) -> Tree:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such config file") from None
+        raise BadInput(f"{path}: no such config file{nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -344,10 +347,21 @@ def read_toml(path: Path) -> Tree:
         raise BadInput(f"{path}: not valid TOML: nested too deep") from None
 
 
+def nearby(path: Path) -> str:
+    """A hint at a TOML file or folder beside `path` with a similar name; empty if there is none."""
+    try:
+        there = [each for each in path.parent.iterdir() if each.suffix == ".toml" or each.is_dir()]
+    except OSError:
+        return ""
+    hint = did_you_mean(path.stem, [each.stem for each in there])
+    return did_you_mean(path.name, [each.name for each in there]) if hint else ""
+
+
 def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
     """`tree` with each `a.b=value` put in; the value is TOML, a bare word is a string.
 
-    Errors in a setting raise here; errors in `tree` are left to `parse`.
+    `strategy=NAME` is short for `strategy.name=NAME`. Errors in a setting raise here; errors in
+    `tree` are left to `parse`.
     """
     result, given = _copy(tree), {}
     for setting in settings:
@@ -355,7 +369,10 @@ def with_settings(tree: Mapping[str, Any], settings: Sequence[str]) -> Tree:
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise BadInput(f"--set {setting!r}: must look like a.b=value")
-        _put(result, parts, toml_value(text.strip()), setting)
+        value = toml_value(text.strip())
+        if parts == ["strategy"] and isinstance(value, str):
+            parts = ["strategy", "name"]
+        _put(result, parts, value, setting)
         given[".".join(parts)] = setting
     try:
         Config.model_validate(result)
@@ -430,13 +447,28 @@ def _one_line(error: ValidationError) -> tuple[str, str]:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
-        known = _fields_at(path[:-1])
-        hint = did_you_mean(path[-1], known)
-        key = ".".join(path)
+        known, key = _fields_at(path[:-1]), ".".join(path)
+        everywhere = [each for each in _all_keys(Config) if not each.startswith("study.")]
+        hint = key_hint(key, known, everywhere)
         return key, f"unknown key {key!r}{hint} (known here: {', '.join(known)})"
     message = PLAINLY.get(first["type"]) or first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "must be", 1)
+    if first["type"] == "model_type":
+        message = f"must be a table of keys, such as {_key(path)}.{_fields_at(path)[0]}"
     return _key(path), f"{_key(path)} = {first['input']!r}: {message}"
+
+
+def _all_keys(section: type[BaseModel], table: str = "") -> Iterator[str]:
+    """Every key of the section and of the tables in it, with the names of the tables."""
+    for name, field in section.model_fields.items():
+        if _is_table(field.annotation):
+            yield from _all_keys(field.annotation, f"{table}{name}.")
+        else:
+            yield f"{table}{name}"
+
+
+def _is_table(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _key(path: Sequence[str]) -> str:
@@ -455,9 +487,7 @@ def _fields_at(path: Sequence[str]) -> list[str]:
     section: type[BaseModel] = Config
     for part in path:
         field = section.model_fields.get(part)
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
+        if field is None or not _is_table(field.annotation):
             return []
         section = field.annotation
     return list(section.model_fields)

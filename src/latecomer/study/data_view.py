@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,11 @@ class DataView:
             names = [f"{d}{' late' if d in late else ''}" for d in range(len(self.examples))]
             yield from _bars(names, self.examples)
             return
-        bins = min(BINS, int(np.ptp(self.examples)) + 1)
-        counts, edges = np.histogram(self.examples, bins=bins)
-        names = [f"{a:.0f} to {b:.0f}" for a, b in pairwise(edges)]
+        least, most = int(self.examples.min()), int(self.examples.max())
+        step = ceil((most - least + 1) / BINS)
+        begins = range(least, most + 1, step)
+        counts = np.bincount((self.examples - least) // step, minlength=len(begins))
+        names = [str(n) if step == 1 else f"{n} to {n + step - 1}" for n in begins]
         yield from _bars(names, counts, " devices")
 
     def _late(self) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from latecomer.core.checks import Checks
@@ -39,7 +40,7 @@ from latecomer.fleet.fleet import (
 from latecomer.fleet.late import lateness_from_epochs
 from latecomer.fleet.profile import DeviceProfile
 from latecomer.fleet.submodel_widths import widths_by_speed
-from latecomer.loading import load_callable
+from latecomer.loading import first_line, load_callable
 from latecomer.strategies.parts.flower_rounds import FlowerRounds, FlowerStrategy, from_flower
 from latecomer.strategies.parts.personalisation import personalised
 from latecomer.strategies.parts.submodel_levels import (
@@ -91,7 +92,8 @@ class Experiment:
         given = given or Given()
         self.recipe = _recipe(config, strategy)
         if strategy is not None:
-            config = config.model_copy(update={"strategy": StrategyConfig(name=self.recipe.name)})
+            name = reference(strategy, made=self.recipe.name)
+            config = config.model_copy(update={"strategy": StrategyConfig(name=name)})
         options = resolve_options(self.recipe, config.strategy.options)
         levels = resolved_levels(config.submodels, self.recipe)
         objective_config = with_references(config.objective, given)
@@ -99,10 +101,12 @@ class Experiment:
         config = _with_objects(config, given)
         dataset, config, self.data_fingerprint = read_data(config, given)
         self.federation: FederatedDataset = load_federated(config, dataset)
+        tokens = dataset.extreme_tokens
         del dataset  # its rows in memory are copied to the devices
         objective = objective_of(config.objective, self.federation, given)
         self.networks: Networks = _networks(config, self.federation, objective, given.model)
         self.model: FlatModel = self.networks.whole
+        _check_tokens(self.model, tokens, config.model.name)
         self.train = _train_function(config, given)
         device = torch_device(config.engine.device)
         for model in self.networks.models:
@@ -412,6 +416,7 @@ def _constant(part: Examples) -> Callable[[float], Examples]:
 def _recipe(config: Config, strategy: Strategy | FlowerStrategy | Build | None) -> Recipe:
     """The recipe that the config names, or one for the strategy or factory given."""
     if strategy is None:
+        check_reference("strategy.name", config.strategy.name)
         return find_recipe(config.strategy.name)
     if isinstance(strategy, FlowerStrategy):
         strategy = from_flower(strategy)
@@ -445,6 +450,21 @@ def _with_objects(config: Config, given: Given) -> Config:
     else:
         check_reference("training.function", config.training.function)
     return config.model_copy(update=changes)
+
+
+def _check_tokens(model: FlatModel, rows: NDArray[np.int64] | None, name: str) -> None:
+    """BadInput if the network fails on the examples with the smallest and the largest token."""
+    if rows is None:
+        return
+    try:
+        model.logits(model.init(0), torch.from_numpy(rows))
+    except IndexError as error:
+        least, most = int(rows.min()), int(rows.max())
+        raise BadInput(
+            f"model.name = {name!r}: forward fails with {first_line(error)}; tokens of the data go"
+            f" from {least} to {most}, allowed are 0 to one less than the size of the nn.Embedding,"
+            f" here {most + 1} or more"
+        ) from error
 
 
 def _train_function(config: Config, given: Given) -> TrainFunction | None:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -43,17 +42,18 @@ class Given:
             raise BadInput(f"metrics: a {kind}; allowed are names in a list, or {{name: function}}")
 
 
-def reference(value: Callable[..., Any], name: str = "") -> str:
+def reference(value: object, name: str = "", made: str = "") -> str:
     """`module:callable` if an import finds this object under it, else `given:` and its name.
 
-    With a `name` the callable must have that name.
+    With a `name` the callable must have that name. `made` is the name of what the callable makes,
+    to use after `given:`.
     """
     found = getattr(value, "__qualname__", "")
     module = sys.modules.get(getattr(value, "__module__", ""))
     importable = module is not None and getattr(module, "__name__", "") != "__main__"
     if importable and name in ("", found) and getattr(module, found, None) is value:
         return f"{value.__module__}:{found}"
-    return f"{GIVEN}{name or found or type(value).__name__}"
+    return f"{GIVEN}{name or made or found or type(value).__name__}"
 
 
 def check_reference(key: str, text: str) -> None:

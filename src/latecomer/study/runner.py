@@ -2,12 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb
 from types import FrameType
 from typing import Any
 
@@ -18,7 +18,7 @@ from latecomer.core.outcomes import Logged, Note
 from latecomer.core.strategy import Strategy
 from latecomer.device.lock import FolderLock
 from latecomer.errors import BadInput, Interrupted, RunFailed
-from latecomer.loading import first_line
+from latecomer.loading import at, first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
 from latecomer.study.checkpoint import Checkpoints, restore_server
@@ -76,6 +76,7 @@ def start_run(
     """Run from the beginning in a new folder; returns the summary."""
     check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy, given)
+    existed = os.path.isdir(folder)
     new_folder(folder)
     with FolderLock(folder), _errors_in_one_line(folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
@@ -83,7 +84,14 @@ def start_run(
         if experiment.data_fingerprint:
             kept = {"fingerprint": experiment.data_fingerprint}
             write_atomically(folder / "data.json", json.dumps(kept) + "\n")
-        return _Run(experiment, folder, progress or Silent()).to_the_end()
+        try:
+            return _completed(experiment, folder, progress)
+        except BadInput:
+            # No update was made: the same command with better input finds the folder free.
+            shutil.rmtree(folder)
+            if existed:
+                folder.mkdir()
+            raise
 
 
 def resume_run(
@@ -106,7 +114,22 @@ def resume_run(
     experiment = Experiment(config, strategy, given)
     _check_fingerprint(folder, experiment)
     with FolderLock(folder), _errors_in_one_line(folder):
-        return _Run(experiment, folder, progress or Silent()).to_the_end()
+        return _completed(experiment, folder, progress)
+
+
+def _completed(experiment: Experiment, folder: Path, progress: Silent | None) -> dict[str, Any]:
+    """Run to the end; bad input after the first update is a failed run, which can be resumed."""
+    run = _Run(experiment, folder, progress or Silent())
+    try:
+        return run.to_the_end()
+    except BadInput as error:
+        if not run.server.accepted:
+            raise
+        raise RunFailed(f"{folder}: {error}; {_then_resume(folder)}") from error
+
+
+def _then_resume(folder: Path) -> str:
+    return f"when that is fixed, `latecomer run --resume {folder}`"
 
 
 def _check_fingerprint(folder: Path, experiment: Experiment) -> None:
@@ -149,9 +172,7 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RunFailed(
-            f"{folder}: {reason}; when that is fixed, `latecomer run --resume {folder}`"
-        ) from error
+        raise RunFailed(f"{folder}: {reason}; {_then_resume(folder)}") from error
     except torch.OutOfMemoryError as error:
         raise RunFailed(
             f"{folder}: out of memory on the accelerator: {first_line(error)}; lower"
@@ -159,9 +180,7 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
             f" config.toml, then `latecomer run --resume {folder}`"
         ) from error
     except Exception as error:  # a user's model or strategy may raise anything
-        frame = extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        raise RunFailed(f"{folder}: {first_line(error)} (at {place})") from error
+        raise RunFailed(f"{folder}: {first_line(error)}{at(error)}") from error
 
 
 class _Run:
@@ -243,10 +262,20 @@ class _Run:
             self._save()
             raise Interrupted(f"{done}; continue with `latecomer run --resume {self.folder}`")
         if self.server.stopped and not self.server.accepted:
-            raise RunFailed(f"{self.folder}: no update could be used: {reason}")
+            raise RunFailed(f"{self.folder}: no update could be used: {reason}; {self._suspects()}")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
             self._evaluate()
         return self._finish(self._explained(reason))
+
+    def _suspects(self) -> str:
+        """Which settings may be the cause if no update is finite, as a question."""
+        own = {
+            "objective.loss": self.experiment.scoring.objective.function,
+            "training.function": self.experiment.train,
+        }
+        found = [f"is training.lr = {self.config.training.lr:g} too large"]
+        found += [f"does your {key} give NaN" for key, function in own.items() if function]
+        return f"{', or '.join(found)}?"
 
     def _explained(self, reason: str) -> str:
         """Why the run ended; privacy budgets are named where they are the cause."""
@@ -280,7 +309,7 @@ class _Run:
         if lost > MAX_FAILED_TASKS_PER_DEVICE * len(self.experiment.clients):
             raise RunFailed(
                 f"{self.folder}: none of the last {lost} tasks gave an update that could"
-                f" be used; the last one: {self.totals.last_failure}"
+                f" be used; the last one: {self.totals.last_failure}; {self._suspects()}"
             )
 
     def _share(self) -> float:
@@ -418,6 +447,10 @@ class _Run:
         found["warnings"] += self.sinks.troubles
         found["warnings"] += [self.checkpoints.fallback] if self.checkpoints.fallback else []
         found["distance"] = self._distance()
+        if not (found["distance"] or self.totals.rollbacks) and self.server.store.commits:
+            own = "does your training.function change the model in place?"
+            hint = own if self.experiment.train else "is training.lr too small?"
+            found["warnings"].append(f"the model has not changed: {hint}")
         return {**found, "best": self.early_stopping.best, "ended_by": reason}
 
     def _local_test(self) -> LocalScores:

@@ -24,7 +24,7 @@ def summary_of(
     """Everything that is known when a run ends, except why it ended."""
     config = experiment.config
     return {
-        "strategy": config.strategy.name,
+        "strategy": experiment.recipe.name,
         "source": config.data.source,
         "model": config.model.name,
         "devices": len(experiment.federation.clients),
@@ -117,7 +117,7 @@ def _warnings(server: Server, totals: RunTotals) -> list[str]:
     if totals.rollbacks:
         found.append(
             f"the model was rolled back {totals.rollbacks} times, at last because"
-            f" {totals.last_rollback}"
+            f" {totals.last_rollback}; if that goes on, try a smaller training.lr"
         )
     if totals.refused <= server.accepted:
         return found

@@ -45,7 +45,7 @@ def headline(experiment: Experiment, verbose: bool) -> list[str]:
     has_late = fleet.late and not experiment.recipe.punctual
     late = f", {len(fleet.late)} late" if has_late else ""
     return [
-        f"{config.strategy.name} on {config.data.source} ({config.data.partition}),"
+        f"{experiment.recipe.name} on {config.data.source} ({config.data.partition}),"
         f" {len(experiment.clients)} devices ({config.fleet.profile}{late}),"
         f" {config.model.name} with {experiment.model.layout.size:,} parameters",
         *([f"kernel: {experiment.kernel_choice}"] if verbose else []),

@@ -6,16 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from latecomer.errors import BadInput, did_you_mean
+from latecomer.errors import BadInput
 from latecomer.strategies.recipe import find_recipe
 from latecomer.study.advice.facts import Facts, Measured
 from latecomer.study.advice.findings import Finding, findings_of
 from latecomer.study.advice.measured import comparison_results, measured
 from latecomer.study.advice.scenario import profile
 from latecomer.study.advice.suggestions import Change, Suggestion, changes_for, suggest
-from latecomer.study.config import Config, Tree, parse, quickstart, read_toml, with_settings
+from latecomer.study.config import Config, Tree, nearby, parse, quickstart, read_toml, with_settings
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
+from latecomer.study.given import check_reference
 from latecomer.study.metric_names import need_accuracy
 from latecomer.study.results import Result, load, without_nan
 from latecomer.study.summary import objective_summary
@@ -73,8 +74,7 @@ def subject(path: Path | None, settings: Sequence[str] = ()) -> Subject:
     if path.is_dir():
         return _folder(path, settings)
     if not path.exists():
-        near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise BadInput(f"{path}: no such config file or folder{did_you_mean(path.name, near)}")
+        raise BadInput(f"{path}: no such config file or folder{nearby(path)}")
     return scenario(read_toml(path), str(path), f"latecomer run {path}", settings)
 
 
@@ -117,6 +117,7 @@ def _configured(config: Config) -> Facts:
 
 def _facts(config: Config) -> tuple[Facts, tuple[str, ...]]:
     """Facts about the scenario, and the notes from setting it up."""
+    check_reference("strategy.name", config.strategy.name)
     recipe, notes = find_recipe(config.strategy.name), tuple[str, ...]()
     if recipe.pooled or recipe.punctual:
         notes = (f"{recipe.name} is a reference, not deployable: analysed as {REPLACEMENT}",)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from latecomer import __version__
 from latecomer.errors import BadInput
+from latecomer.study.given import GIVEN
 from latecomer.study.metric_names import label_of, main_metric, metric_columns, number_text
 from latecomer.study.results import Result, read_csv, read_json
 from latecomer.study.terminal import compensation_text, span
@@ -127,7 +128,7 @@ def budget_of(config: Mapping[str, Any]) -> float:
 def _title(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
     if summary is not None:
         return f"{summary['strategy']} on {summary['source']}"
-    name = config.get("strategy", {}).get("name")
+    name = config.get("strategy", {}).get("name", "").removeprefix(GIVEN)
     return f"{name} on {config.get('data', {}).get('source')}" if name else "Latecomer run"
 
 
@@ -190,11 +191,12 @@ def _three_decimals(value: Any) -> str:
 
 
 def _command(config: Mapping[str, Any]) -> str:
-    # The config of a strategy that was built from parts in Python has a name without a recipe.
+    # A strategy that was given in Python; deployments have its name alone.
     from latecomer.strategies.recipe import recipes
 
-    name = str(config.get("strategy", {}).get("name", ""))
-    if name and ":" not in name and name not in recipes():
+    full = str(config.get("strategy", {}).get("name", ""))
+    name = full.removeprefix(GIVEN)
+    if full != name or (name and ":" not in name and name not in recipes()):
         return f"# latecomer {__version__}\n# {name} was built from parts in Python: latecomer.run"
     return (
         f"# latecomer {__version__}; config.toml is beside this page and below\n"
