@@ -215,12 +215,34 @@ def test_a_config_of_no_kind() -> None:
         latecomer.run(5)  # type: ignore[arg-type]
 
 
-def test_a_dataset_that_cannot_be_pickled_is_fine(tmp_path: Path) -> None:
+def test_a_dataset_that_cannot_be_pickled_needs_one_process(tmp_path: Path) -> None:
     class Local(Broken):
         def __getitem__(self, row: int) -> tuple[Any, int]:
-            return X[row], (lambda: int(Y[row]))()
+            return X[row], int(Y[row])
 
     assert latecomer.run(SMALL, tmp_path / "out", data=Local()).summary["updates"] == 9
+    with pytest.raises(BadInput, match=r"jobs.*data.*Local") as caught:
+        latecomer.compare(SMALL, ["fedasync"], [1], tmp_path / "both", jobs=2, data=Local())
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategies": "fedavg"}, r"strategies: 'fedavg' is no list.*\['fedavg'\]"),
+        ({"seeds": 3}, r"seeds: 3 is no list.*\[3\]"),
+        ({"strategies": [5]}, r"strategy"),
+        ({"seeds": ["x"]}, r"seed = 'x': must be an integer"),
+        ({"strategies": {"mine": 5}}, r"strategy: a int; allowed are a name, a Strategy"),
+    ],
+)
+def test_a_wrong_comparison_is_one_line(given: dict[str, Any], words: str, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"strategies": ["fedavg"], "seeds": [1], "data": DATA, **given}
+    with pytest.raises(BadInput, match=words) as caught:
+        latecomer.compare(SMALL, out=tmp_path / "out", **call)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_goes_wrong_after_updates_can_be_resumed(tmp_path: Path) -> None:

@@ -99,6 +99,9 @@ def compare(
     runs are computed in so many processes, to which these objects are copied: their functions must
     be in modules. `resume` continues the comparison in that folder; give the same objects again.
     """
+    for name, value in {"strategies": strategies, "seeds": seeds}.items():
+        if isinstance(value, str) or not isinstance(value, Sequence | Mapping | range):
+            raise BadInput(f"{name}: {value!r} is no list; allowed is one, such as [{value!r}]")
     named, given = _named_and_given(loss, metrics, data, model, train)
     objects: dict[str, AnyStrategy] = {}
     if isinstance(strategies, Mapping):
