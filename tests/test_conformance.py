@@ -48,7 +48,8 @@ def test_one_strategy_serves_many_runs(name):
     assert heads == [toy_run(name, 15).heads()] * 3
 
 
-def test_the_model_moves_and_stays_finite_and_memory_is_bounded_by_open_tasks(name):
+def test_memory_is_bounded_by_open_tasks(name):
+    """And the model moves and stays finite."""
     run = toy_run(name, 200)
     used = {run.server.lineage_of(device) for device in range(5)}
     for lineage in used:
