@@ -63,6 +63,15 @@ def test_a_model_from_the_current_directory(nets: str, callable_name: str) -> No
     assert isinstance(build_model(f"{nets}:{callable_name}", (4,), 3), nn.Module)
 
 
+def test_a_number_of_channels_called_width_is_left_alone() -> None:
+    def wide(width: int = 7) -> nn.Module:
+        return nn.Linear(4, width)
+
+    assert build_model(wide, (4,), 3).out_features == 7
+    with pytest.raises(BadInput, match="takes width="):
+        build_model(wide, (4,), 3, width=0.5)
+
+
 def test_width_reaches_a_callable_that_takes_it(nets: str) -> None:
     narrow = build_model(f"{nets}:narrow", (4,), 3, width=0.5)
     assert next(narrow.parameters()).shape == (4, 4)

@@ -143,8 +143,8 @@ def mapped(folder: Path) -> Given:
 class NextToken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(12, 8)
-        self.out = nn.Linear(8, 12)
+        self.table = nn.Embedding(14, 8)  # a vocabulary larger than the data
+        self.out = nn.Linear(8, 14)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.out(self.table(x))

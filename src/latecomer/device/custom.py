@@ -21,7 +21,8 @@ def made_by(
     """The network that `build` returns; messages call it `label`.
 
     The callable gets those of input_shape=, num_classes= and width= that it names, otherwise
-    (input_shape, num_classes) if it requires two arguments, otherwise nothing.
+    (input_shape, num_classes) if it requires two arguments, otherwise nothing. A width= whose
+    default is above 1 is a number of channels of the user's, and left alone.
     """
     is_class = isinstance(build, type)
     if is_class and build.__module__.startswith("torch."):
@@ -40,6 +41,11 @@ def made_by(
     return module
 
 
+def _is_share(default: Any) -> bool:
+    """Whether a `width` of this default is a share of all channels, not their number."""
+    return default is inspect.Parameter.empty or (isinstance(default, int | float) and default <= 1)
+
+
 def _arguments(
     label: str, build: Any, input_shape: tuple[int, ...], num_classes: int, width: float
 ) -> tuple[list[Any], dict[str, Any]]:
@@ -50,6 +56,8 @@ def _arguments(
     parameters = signature.parameters.values()
     offered = {"input_shape": input_shape, "num_classes": num_classes, "width": width}
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if "width" in by_name and not _is_share(signature.parameters["width"].default):
+        by_name.remove("width")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         by_name |= {"input_shape", "num_classes"}
     if width != 1.0 and "width" not in by_name:

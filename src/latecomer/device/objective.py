@@ -115,6 +115,13 @@ class Objective:
         """Whether each target is known: no negative token, no NaN."""
         return ~targets.isnan() if targets.is_floating_point() else targets >= 0
 
+    def accepts(self, shape: tuple[int, ...], n: int) -> bool:
+        """Whether outputs for n examples may have this shape; a vocabulary may be larger."""
+        allowed = self.output_shapes(n)
+        if self.kind == "tokens" and shape[:-1] == allowed[0][:-1]:
+            return shape[-1] >= self.outputs
+        return shape in allowed or not allowed
+
     def output_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
         """The shapes that the outputs for n examples may have; empty if any is allowed."""
         if self.kind == "own":
@@ -132,9 +139,10 @@ class Objective:
         if self.kind == "own":
             return "a tensor"
         what = "numbers" if self.kind == "regression" else "logits"
+        more = " or more tokens" if self.kind == "tokens" else ""
         shapes = (", ".join(["n", *map(str, shape[1:])]) for shape in self.output_shapes(2))
         return f"{what} of shape " + " or ".join(
-            "(n,)" if shape == "n" else f"({shape})" for shape in shapes
+            "(n,)" if shape == "n" else f"({shape}{more})" for shape in shapes
         )
 
     def placeholder(self, *batch: int) -> Tensor:
