@@ -29,8 +29,6 @@ ROWS = {
     "MB of the strategy's state (cached updates)": ("state", 2),
     "MB of a checkpoint": ("checkpoint", 2),
     "MB of memory beyond the start": ("memory", 0),
-    "accuracy at first": ("first", 3),
-    "accuracy at last": ("last", 3),
 }
 
 
@@ -70,14 +68,6 @@ def measure(strategy: str, rank: int, width: int, updates: int) -> dict[str, flo
     experiment = experiment_of(strategy, rank, width, updates)
     server = experiment.server()
     engine = experiment.engine(server)
-    test = experiment.data.central_test()
-
-    def accuracy() -> float:
-        with torch.no_grad():
-            outputs = experiment.model.logits(server.model(), test.x)
-        return float((outputs.argmax(1) == test.y).float().mean())
-
-    first = accuracy()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = status("VmRSS")
     engine.run(experiment.bounds(server.strategy), lambda: True)
@@ -93,8 +83,6 @@ def measure(strategy: str, rank: int, width: int, updates: int) -> dict[str, flo
         "state": sum(tensor.nbytes for tensor in tensors.values()) / 1e6,
         "checkpoint": checkpoint / 1e6,
         "memory": memory,
-        "first": first,
-        "last": accuracy(),
     }
 
 
@@ -106,8 +94,7 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
         cells = []
         for each in found.values():
             few, all_ = each["LoRA"][key], each["full"][key]
-            ratio = "" if key in ("first", "last") else f"{few / all_:.3f}"
-            cells += [f"{few:,.{digits}f}", f"{all_:,.{digits}f}", ratio]
+            cells += [f"{few:,.{digits}f}", f"{all_:,.{digits}f}", f"{few / all_:.3f}"]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

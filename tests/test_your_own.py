@@ -1,9 +1,7 @@
 """The five cases of docs/your-own.md: the page shows the files, and each of them learns."""
 
 import ast
-import importlib.util
-from pathlib import Path
-from types import ModuleType
+import runpy
 
 import pytest
 
@@ -33,14 +31,6 @@ def lines_of_code(text: str) -> int:
     )
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"your_own_{path.stem}", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_shows_the_files():
     shown = [block.text for block in blocks(PAGE, "python")]
     assert sorted(shown) == sorted(path.read_text() for path in CASES)
@@ -65,11 +55,11 @@ def test_a_case_is_short(path):
     ],
 )
 def test_a_case_learns(path, tmp_path):
-    case, (updates, share) = load(path), SMALL[path.stem]
+    case, (updates, share) = runpy.run_path(str(path)), SMALL[path.stem]
     given = {"updates": updates, "out": str(tmp_path / "run")}
     if path.stem == "table":
-        given["path"] = case.made_up(str(tmp_path / "energy.csv"))
-    result = case.main(**given)
+        given["path"] = case["made_up"](str(tmp_path / "energy.csv"))
+    result = case["main"](**given)
     loss = result.metrics["loss"]
     assert loss.iloc[-1] < share * loss.iloc[0]
     assert result.summary["updates"] == updates
