@@ -9,6 +9,8 @@ its own process. Its peak memory is counted from the beginning of the federated 
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import re
 import subprocess
@@ -68,6 +70,8 @@ def measure(strategy: str, rank: int, width: int, updates: int) -> dict[str, flo
     experiment = experiment_of(strategy, rank, width, updates)
     server = experiment.server()
     engine = experiment.engine(server)
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what earlier steps freed does not hide new memory
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = status("VmRSS")
     engine.run(experiment.bounds(server.strategy), lambda: True)
