@@ -64,10 +64,13 @@ def measure(strategy: str, rank: int, width: int, updates: int) -> dict[str, flo
     import torch
 
     from latecomer.core.codec import encode
+    from latecomer.engines.virtual import Bounds
     from latecomer.study.checkpoint import Checkpoints
 
     torch.set_num_threads(1)
     experiment = experiment_of(strategy, rank, width, updates)
+    # Once before, so that libraries and code are loaded.
+    experiment.engine(experiment.server()).run(Bounds(updates=DEVICES), lambda: True)
     server = experiment.server()
     engine = experiment.engine(server)
     gc.collect()
