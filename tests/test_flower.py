@@ -21,7 +21,7 @@ from flower_grid import ThreadGrid
 from latecomer.engines.flower import GridTransport
 from latecomer.engines.plain import NEAREST, needs_of
 from latecomer.engines.wire import Payload, pack_array, unpack_array
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, RunFailed
 from latecomer.flower import AsyncStrategy, FlowerRun
 from latecomer.strategies.recipe import recipes
 from toy import toy_fleet, toy_server
@@ -160,7 +160,12 @@ def test_the_folder_has_log_metrics_model_and_report(done):
             result.train_metrics_clientapp[number]["train_loss"]
         )
     assert {e["event"] for e in events(federation)} >= {"arrival", "commit", "evaluation"}
-    assert "client_acc" in (federation.folder / "report.html").read_text()
+    page = (federation.folder / "report.html").read_text()
+    assert "client_acc" in page
+    assert "not finished" not in page
+    summary = latecomer.load(federation.folder).summary
+    assert summary["updates"] == 12
+    assert summary["client_acc"]["mean"] == pytest.approx(table["client_acc"].iloc[-1])
     from safetensors.numpy import load_file
 
     saved = load_file(federation.folder / "model.safetensors")
@@ -209,6 +214,16 @@ def test_nodes_without_an_evaluate_function_only_train(tmp_path):
     assert len(run.asked("evaluate")) <= 4 * NODES
     first = next(e for e in events(run) if e["event"] == "evaluation")
     assert first["reason"].endswith("registered")
+
+
+def test_a_run_ends_when_the_clients_of_all_nodes_raise_again_and_again(tmp_path):
+    class Broken(Node):
+        def __call__(self, kind, payload):
+            return "the client raised an error: no such key 'lr'"
+
+    run = Federation(tmp_path, nodes={0: Broken(0), 1: Broken(1)})
+    with pytest.raises(RunFailed, match=r"all nodes have failed 5 times in a row: .*no such key"):
+        run.start()
 
 
 def test_an_evaluation_that_is_not_answered_is_given_up_after_the_timeout(tmp_path):

@@ -1,5 +1,6 @@
 """`AsyncStrategy`: an asynchronous strategy in the place of one of Flower's, for any Flower app."""
 
+import json
 import logging
 import os
 import random
@@ -13,19 +14,24 @@ from safetensors.numpy import save_file
 
 from latecomer.core.arrays import ArrayLayout
 from latecomer.core.messages import TrainSpec, Update
+from latecomer.core.outcomes import Logged
+from latecomer.core.params import digest
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.engines.client_evaluations import EvaluationReply
-from latecomer.engines.flower import GridTransport
+from latecomer.engines.flower import RAISED, GridTransport
 from latecomer.engines.plain import EPOCHS, ROUND, PlainFlowerCodec
 from latecomer.engines.transport import Timeouts, Transport
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput, RunFailed
 from latecomer.strategies.recipe import build_strategy, find_recipe
 from latecomer.study.deployed import Deployment
-from latecomer.study.files import RUN_FOLDER_VARIABLE, numbered_folder
+from latecomer.study.files import RUN_FOLDER_VARIABLE, numbered_folder, write_atomically
+from latecomer.study.metric_names import NODES
 from latecomer.study.report import write_report
+from latecomer.study.results import without_nan
 from latecomer.study.round_metrics import RoundMetrics
+from latecomer.study.view.history import read_history
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.latecomer")  # so that its lines are in Flower's log of the run
 RUNS = Path("runs")
+TIMES = ("updates", "version", "wall_seconds")
+MAX_ERRORS = 5
 NODES_EVERY = 1.0  # seconds between two looks at the list of nodes before the run
 
 
@@ -124,6 +132,7 @@ class FlowerRun:
         timeout: float,
     ) -> None:
         self.given, self.transport, self.timeout = given, transport, timeout
+        self._errors: dict[int, int] = {}  # device -> tasks in a row in which its client raised
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self.arrays = ArrayLayout.of(arrays)
         vector, unaveraged = self.arrays.split(arrays)
@@ -148,6 +157,7 @@ class FlowerRun:
             codec=self.codec,
             metrics=self.metrics,
             on_step=self._after_step,
+            on_note=self._noted,
         )
         self.loop = self.deployment.loop
         self.loop.ends_idle = True  # nodes are free for the last evaluation
@@ -199,9 +209,23 @@ class FlowerRun:
     # Between rounds.
 
     def _updated(self, update: Update) -> None:
-        # The server has counted it already.
-        number = self.metrics.round_of(self.server.accepted - 1)
-        self.metrics.trained(number, update.num_examples, update.metrics)
+        self.metrics.trained(update.num_examples, update.metrics)
+
+    def _noted(self, note: Logged) -> None:
+        """Show failures in Flower's log, and count the errors of each device in a row."""
+        fields = note.fields
+        if note.kind in ("drop", "refusal"):
+            log.warning("latecomer: device %s: %s", fields.get("device"), fields["reason"])
+        if note.kind == "drop" and str(fields["reason"]).startswith(RAISED):
+            self._errors[fields["device"]] = self._errors.get(fields["device"], 0) + 1
+        elif note.kind == "arrival":
+            self._errors.pop(fields["device"], None)
+        if len(self._errors) >= self.metrics.per_round > 0 and (
+            min(self._errors.values()) >= MAX_ERRORS
+        ):
+            raise RunFailed(
+                f"all nodes have failed {MAX_ERRORS} times in a row: {fields['reason']}"
+            )
 
     def _after_step(self) -> None:
         done = self.metrics.round_of(self.server.accepted) - 1
@@ -258,10 +282,36 @@ class FlowerRun:
     def _write(self) -> None:
         arrays = self.arrays.join(self.server.model(), self.server.unaveraged)
         save_file(arrays, self.folder / "model.safetensors")
+        text = json.dumps(without_nan(self._summary()), indent=2)
+        write_atomically(self.folder / "summary.json", text + "\n")
         try:
             write_report(self.folder)
         except BadInput as error:  # the app may send no metrics that a report can show
             log.warning("latecomer: no report: %s", error)
+
+    def _summary(self) -> dict[str, Any]:
+        server, shared = self.server, self.loop.shared
+        history = read_history(self.folder / "events.jsonl")
+        counts = history.staleness
+        mean = sum(k * n for k, n in counts.items()) / max(1, sum(counts.values()))
+        rows = self.metrics.rows()
+        return {
+            "strategy": server.strategy.name,
+            "source": "a Flower app",
+            "devices": len(self.loop.registry.devices),
+            "seed": self.given.seed,
+            "updates": server.accepted,
+            "versions": server.store.commits,
+            "virtual_seconds": round(self.loop.now, 6),
+            "wall_seconds": round(self.loop.now, 3),
+            **_flat(rows[-1] if rows else {}),
+            "staleness": {"mean": mean, "max": max(counts, default=0)},
+            "bytes": {"up": shared.bytes_up, "down": shared.bytes_down},
+            "epsilon": None,
+            "compensation": None,
+            "clusters": None,
+            "model_hash": digest([server.model()]),
+        }
 
     def _result(self) -> "Result":
         from flwr.app import MetricRecord
@@ -277,6 +327,15 @@ class FlowerRun:
             records(metrics.clients),
             records(metrics.server),
         )
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a row of metrics.csv as summary.json has them: those on devices as means."""
+    metrics = {name: value for name, value in row.items() if name not in TIMES}
+    return {
+        name: {"mean": value} if name.startswith("client_") and name != NODES else value
+        for name, value in metrics.items()
+    }
 
 
 def _strategy(given: str | Strategy, options: Mapping[str, Any]) -> Strategy:

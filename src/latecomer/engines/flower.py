@@ -26,8 +26,9 @@ MODEL = "model"  # the only array of a Latecomer message
 NUMPY = "numpy.ndarray"  # what Flower calls the .npy format
 MAX_TTL = 14 * 86400.0
 # Flower's error codes are not public: these were observed.
+RAISED = "the client raised an error"
 ERRORS = {
-    2: "the client raised an error",
+    2: RAISED,
     3: "the message is not available any more",
     5: "the node is not available",
     8: "the client process has crashed",

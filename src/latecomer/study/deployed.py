@@ -64,7 +64,7 @@ class Deployment:
     """A deployment loop whose events and checkpoints are written to `folder`; see `serve`.
 
     `metrics` are saved in the checkpoints. `on_step` is called after every step of the loop, before
-    a checkpoint.
+    a checkpoint, `on_note` with every line of the event log.
     """
 
     def __init__(
@@ -79,7 +79,9 @@ class Deployment:
         codec: TaskCodec | None = None,
         metrics: RoundMetrics | None = None,
         on_step: Callable[[], None] = lambda: None,
+        on_note: Callable[[Logged], None] = lambda note: None,
     ) -> None:
+        self.on_note = on_note
         self.server, self.folder, self.networks, self.every = server, folder, networks, every
         self.on_commit, self.metrics, self.on_step = on_commit, metrics, on_step
         submodels = WHOLE if networks is None else networks.submodels
@@ -154,6 +156,7 @@ class Deployment:
 
     def _log(self, time: float, note: Logged) -> None:
         self.events.write(time, note)
+        self.on_note(note)
         if note.kind in ("refusal", "drop", "overdue", "away", "introduction"):
             log.info("%s %s", note.kind, dict(note.fields))
         elif note.kind in ("quarantine", "rollback"):

@@ -28,7 +28,7 @@ class RoundMetrics(Stateful):
     there. Everything here is part of the run's checkpoint.
     """
 
-    kept = ("per_round", "marks", "server", "nodes", "_clients", "_training")
+    kept = ("per_round", "marks", "server", "nodes", "_updates", "_clients", "_training")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,6 +36,7 @@ class RoundMetrics(Stateful):
         self.marks: dict[int, list[float]] = {}  # evaluated round -> updates, version, seconds
         self.server: dict[int, dict[str, Any]] = {}
         self.nodes: dict[int, int] = {}  # replies
+        self._updates = 0
         self._clients: dict[int, Sums] = {}
         self._training: dict[int, Sums] = {}
 
@@ -43,8 +44,10 @@ class RoundMetrics(Stateful):
         """The round, from 1, of the update after this many."""
         return updates // max(1, self.per_round) + 1
 
-    def trained(self, number: int, examples: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of an update."""
+    def trained(self, examples: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of the next update."""
+        number = self.round_of(self._updates)
+        self._updates += 1
         _add(self._training.setdefault(number, {}), examples, metrics)
 
     def evaluated(

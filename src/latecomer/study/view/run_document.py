@@ -165,11 +165,11 @@ def _facts(
         facts["upload / download"] = f"{sums[0] / size:.3g} / {sums[1] / size:.3g} {unit}"
     if summary is not None:
         main = main_metric(summary)
-        local = summary[f"client_{main.name}"]
+        local = summary.get(f"client_{main.name}", {})  # a deployed app may have other metrics
         facts |= {
-            f"local test {main.label}": number_text(main.name, local["mean"]),
-            "local, worst device": number_text(main.name, local["worst"]),
-            "local, late devices": number_text(main.name, local["late_mean"]),
+            f"local test {main.label}": number_text(main.name, local.get("mean")),
+            "local, worst device": number_text(main.name, local.get("worst")),
+            "local, late devices": number_text(main.name, local.get("late_mean")),
             "compensated updates": compensation_text(summary),
             "epsilon, largest": _three_decimals((summary.get("epsilon") or {}).get("max")),
             "clusters at the end": str((summary.get("clusters") or {}).get("final", "-")),
