@@ -29,6 +29,7 @@ from latecomer.strategies.parts.merging import Surrogates, buffers_from
 from latecomer.strategies.parts.quota import quota
 
 NORM_CLIP = 2.0  # times the median norm of the devices' last updates
+SHARE, MOST = 0.1, 10  # updates per commit: this share of the members, at most this many
 CORRECTION = 0.3  # share of the variance-reduced correction: 0 is MIFA, 1 is CA2FL
 FORGET_AFTER_PASSES = 3  # fleet passes after which the cached update of an absent device is dropped
 
@@ -59,7 +60,7 @@ class LineageCache:
 
 
 class CachedAggregation(Stateful):
-    """Merge: after ceil(`share` * members) updates, commit with the mean of the cache.
+    """Merge: after ceil(members / 10) updates, at most 10, commit with the mean of the cache.
 
         w <- w + min(1, gain * reported / members) * (h + 0.3 * (1 - r) * change)
 
@@ -80,10 +81,8 @@ class CachedAggregation(Stateful):
 
     kept = ("_caches",)
 
-    def __init__(
-        self, share: float, step: MeasuredStep, surrogates: Surrogates | None = None
-    ) -> None:
-        self.share, self.step, self.surrogates = share, step, surrogates
+    def __init__(self, step: MeasuredStep, surrogates: Surrogates | None = None) -> None:
+        self.step, self.surrogates = step, surrogates
         self._caches: dict[str, LineageCache] = {}
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
@@ -93,7 +92,7 @@ class CachedAggregation(Stateful):
             cache = self._caches[lineage] = self._opened(lineage, view)
         cache.arrived[device] = contribution
         cache.count += 1
-        enough = cache.count >= quota(self.share, cache.members)
+        enough = cache.count >= min(MOST, quota(SHARE, cache.members))
         return self._commit(lineage, cache, view) if enough else None
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
@@ -118,7 +117,6 @@ class CachedAggregation(Stateful):
             (c, limit / norms[device] if norms[device] > limit else 1.0)
             for device, c in cache.arrived.items()
         ]
-        gain = self.step.advance(clipped, members, view.seed)
         change, changed = torch.zeros_like(head), torch.zeros_like(cache.weight)
         for contribution, factor in clipped:
             rms = norms[contribution.task.device]
@@ -131,12 +129,14 @@ class CachedAggregation(Stateful):
         fleet_pass = members / arrivals * len(view.store.lineages)  # in commits
         self._forget(cache, fleet_pass, view)
         surrogates = self._renew(lineage, cache, fleet_pass, view)
-        step = min(1.0, (1.0 + signal * (gain - 1.0)) * arrivals / members)
         direction = _ratio(cache.total, cache.weight).to(head.dtype)
+        begin = buffers_from(view)
+        relative = _relative(direction[:begin], head[:begin])
+        gain = self.step.advance(clipped, members, view.seed, relative)
+        step = min(1.0, (1.0 + signal * (gain - 1.0)) * arrivals / members)
         missing = 1.0 - _ratio(changed, cache.weight).to(head.dtype)
         direction += CORRECTION * signal * missing * _ratio(change, changed.to(head.dtype))
         params = torch.add(head, direction, alpha=step)
-        begin = buffers_from(view)
         if begin is not None:
             where = slice(begin, None)
             share = arrivals / len(cache.updates)
@@ -193,6 +193,7 @@ class CachedAggregation(Stateful):
             absent = device not in view.working and device not in view.idle
             if absent and cached.version < oldest:
                 self._drop(device, cache)
+                self.step.forget(device)
 
     def _renew(self, lineage: str, cache: LineageCache, fleet_pass: float, view: ServerView) -> int:
         """Replace or add surrogates for devices without an update of the last fleet pass.
@@ -240,6 +241,12 @@ def signal_share(rms: float, update: Update) -> float:
     if not noise:
         return 0.0 if update.epsilon else 1.0  # after Adam the noise in the delta is unknown
     return 1.0 - (noise / rms) ** 2 if noise < rms else 0.0
+
+
+def _relative(update: Tensor, params: Tensor) -> float:
+    """The norm of the update over that of the parameters; infinite if these are 0."""
+    norm = float(params.norm())
+    return float(update.norm()) / norm if norm > 0 else math.inf
 
 
 def _rms(delta: Tensor) -> float:
