@@ -366,7 +366,8 @@ def tables(lines: pd.DataFrame, worst: int = 15) -> str:
         "|---" * len(heads) + "|",
     ]
     ranks = accuracy.rank(axis=1, ascending=False)
-    calm = drop.drop(columns=OURS, errors="ignore").min(axis=1) <= 0.1
+    others = accuracy.drop(columns=OURS, errors="ignore").idxmax(axis=1)
+    calm = pd.Series({cell: drop.loc[cell, name] <= 0.1 for cell, name in others.items()})
     for name in sorted(accuracy.columns, key=lambda m: gaps[m].mean()):
         gap = gaps[name]
         ratio = (cpu[name] / cpu["fedbuff"]).median() if "fedbuff" in cpu else math.nan

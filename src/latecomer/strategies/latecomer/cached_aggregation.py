@@ -29,7 +29,7 @@ from latecomer.strategies.parts.merging import Surrogates, buffers_from
 from latecomer.strategies.parts.quota import quota
 
 NORM_CLIP = 2.0  # times the median norm of the devices' last updates
-SHARE, MOST = 0.1, 10  # updates per commit: this share of the members, at most this many
+MAX_UPDATES = 10  # per commit
 CORRECTION = 0.3  # share of the variance-reduced correction: 0 is MIFA, 1 is CA2FL
 FORGET_AFTER_PASSES = 3  # fleet passes after which the cached update of an absent device is dropped
 
@@ -60,7 +60,7 @@ class LineageCache:
 
 
 class CachedAggregation(Stateful):
-    """Merge: after ceil(members / 10) updates, at most 10, commit with the mean of the cache.
+    """Merge: after ceil(`share` * members) updates, at most 10, commit with the mean of the cache.
 
         w <- w + min(1, gain * reported / members) * (h + 0.3 * (1 - r) * change)
 
@@ -81,8 +81,10 @@ class CachedAggregation(Stateful):
 
     kept = ("_caches",)
 
-    def __init__(self, step: MeasuredStep, surrogates: Surrogates | None = None) -> None:
-        self.step, self.surrogates = step, surrogates
+    def __init__(
+        self, share: float, step: MeasuredStep, surrogates: Surrogates | None = None
+    ) -> None:
+        self.share, self.step, self.surrogates = share, step, surrogates
         self._caches: dict[str, LineageCache] = {}
 
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
@@ -92,7 +94,7 @@ class CachedAggregation(Stateful):
             cache = self._caches[lineage] = self._opened(lineage, view)
         cache.arrived[device] = contribution
         cache.count += 1
-        enough = cache.count >= min(MOST, quota(SHARE, cache.members))
+        enough = cache.count >= min(MAX_UPDATES, quota(self.share, cache.members))
         return self._commit(lineage, cache, view) if enough else None
 
     def settle(self, view: ServerView) -> Iterable[Commit]:

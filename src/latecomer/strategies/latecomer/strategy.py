@@ -14,7 +14,7 @@ Sub-models, privacy and personalisation come from the config, as for every strat
 from latecomer.core.strategy import Strategy, no_compensation
 from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
 from latecomer.strategies.latecomer.measured_step import MeasuredStep
-from latecomer.strategies.options import Count, NotNegative
+from latecomer.strategies.options import Count, NotNegative, Proportion
 from latecomer.strategies.parts.compensation import InversionCompensator
 from latecomer.strategies.parts.inversion import Effort
 from latecomer.strategies.parts.surrogates import SurrogateUpdates
@@ -35,6 +35,7 @@ EXEMPTION = 2.0
     "MIFA, CA2FL, FedDC",
 )
 def latecomer(
+    share: Proportion = 0.1,
     compensate: bool = True,
     surrogates: bool = True,
     server_gflops: NotNegative = 10.0,
@@ -44,6 +45,7 @@ def latecomer(
 ) -> Strategy:
     """Options:
 
+    share: updates per commit, as a share of the number of devices, rounded up, at most 10.
     compensate: replace updates at least 5 times as stale as the mean of the others by estimates.
     surrogates: while a device whose updates were late works on a task, replace its cached update
         that is older than a fleet pass by an estimate; needs `compensate`.
@@ -67,5 +69,5 @@ def latecomer(
         name="latecomer",
         compensate=compensator if compensate else no_compensation,
         weigh=weigh,
-        merge=CachedAggregation(MeasuredStep(), absent),
+        merge=CachedAggregation(share, MeasuredStep(), absent),
     )
