@@ -42,6 +42,8 @@ ALLOWED: dict[str, set[str]] = {
 FLOWER = {
     "flower.py",
     "deploy/warm.py",
+    "engines/app_client.py",
+    "engines/app_loading.py",
     "engines/flower.py",
     "engines/flower_client.py",
     "engines/flower_private.py",

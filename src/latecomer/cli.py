@@ -45,7 +45,8 @@ Log = Annotated[
 @app.command()
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML config; without one the quickstart runs.")
+        Path | None,
+        typer.Argument(help="A TOML config or the folder of a Flower app; else the quickstart."),
     ] = None,
     strategy: Annotated[
         str, typer.Option(metavar="NAME", help="Short for --set strategy.name=NAME.")
@@ -84,7 +85,8 @@ def run(
         summary = resume_run(folder, progress)
     else:
         parsed = _config(config, settings)
-        folder = out or _run_folder(f"{parsed.data.source}-{parsed.strategy.name}")
+        source = Path(parsed.app.path).resolve().name if parsed.app.path else parsed.data.source
+        folder = out or _run_folder(f"{source}-{parsed.strategy.name}")
         summary = start_run(parsed, folder, progress)
     report = write_report(folder)
     if quiet:

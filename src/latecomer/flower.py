@@ -6,21 +6,20 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors.numpy import save_file
 
 from latecomer.core.arrays import ArrayLayout
-from latecomer.core.messages import TrainSpec, Update
+from latecomer.core.messages import Update
 from latecomer.core.outcomes import Logged
 from latecomer.core.params import digest
 from latecomer.core.server import Server
 from latecomer.core.strategy import Strategy
 from latecomer.engines.client_evaluations import EvaluationReply
 from latecomer.engines.flower import RAISED, GridTransport
-from latecomer.engines.plain import EPOCHS, ROUND, PlainFlowerCodec
+from latecomer.engines.plain import ROUND, PlainFlowerCodec, spec_of
 from latecomer.engines.transport import Timeouts, Transport
 from latecomer.engines.virtual import Bounds
 from latecomer.errors import BadInput, RunFailed
@@ -141,7 +140,7 @@ class FlowerRun:
         self.server = Server(
             vector,
             given.strategy,
-            _spec(train_config or {}),
+            spec_of(train_config or {}),
             seed=given.seed,
             networks=lambda submodel: self.arrays,
             unaveraged=unaveraged,
@@ -355,20 +354,3 @@ def _strategy(given: str | Strategy, options: Mapping[str, Any]) -> Strategy:
 def _folder(strategy: str) -> Path:
     named = os.environ.get(RUN_FOLDER_VARIABLE)
     return Path(named) if named else numbered_folder(RUNS, f"flower-{strategy}")
-
-
-def _spec(config: Mapping[str, Any]) -> TrainSpec:
-    """What the server knows of the local training: common keys of the config, else defaults."""
-
-    def given(default: Any, *keys: str) -> Any:
-        values = (config[key] for key in keys if key in config)
-        kind = type(default)
-        return next((value for value in values if type(value) is kind and value > 0), default)
-
-    plain = TrainSpec()
-    return replace(
-        plain,
-        lr=given(plain.lr, "lr", "learning-rate"),
-        local_epochs=given(plain.local_epochs, EPOCHS),
-        batch_size=given(plain.batch_size, "batch-size"),
-    )

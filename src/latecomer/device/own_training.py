@@ -1,20 +1,17 @@
 """A user's own local training: train(model, dataset, context) in place of the built-in program."""
 
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from latecomer.core.messages import TrainSpec
 from latecomer.device.flat import FlatModel
-from latecomer.device.seeding import global_generator
+from latecomer.device.seeding import all_seeded
 from latecomer.errors import BadInput
 from latecomer.loading import at, first_line
 
@@ -99,7 +96,7 @@ def own_update(
         client,
         config,
     )
-    with _all_seeded(seed), torch.enable_grad():
+    with all_seeded(seed), torch.enable_grad():
         dataset = TensorDataset(x.to(model.device), y.to(model.device))
         try:
             returned = function(module, dataset, context)
@@ -156,17 +153,3 @@ def _reported(returned: object, examples: int) -> Reported:
         if not math.isfinite(numbers[name]):
             raise BadInput(f"training.function: metric {name!r} is {value}; it must be finite")
     return Reported(int(count), numbers)
-
-
-@contextmanager
-def _all_seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python, and restore them at the end."""
-    python, arrays = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        with global_generator(seed):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)

@@ -1,14 +1,16 @@
-"""Exclusive access to torch's global random generator.
+"""Exclusive access to the global random generators.
 
 Building a network draws its weights from that generator. A server and its devices may share a
 process: without a lock, two threads would get each other's random numbers.
 """
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+import numpy as np
 import torch
 
 _LOCK = threading.RLock()
@@ -40,3 +42,17 @@ def seed_generators(seed: int) -> None:
 @cache
 def _has_accelerator() -> bool:
     return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
+@contextmanager
+def all_seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python, and restore them at the end."""
+    python, arrays = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        with global_generator(seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)

@@ -6,13 +6,14 @@ the returned model minus the model of the task.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from latecomer.core.arrays import ArrayLayout
-from latecomer.core.messages import ServingSettings, Task, Update
+from latecomer.core.messages import ServingSettings, Task, TrainSpec, Update
 from latecomer.core.server import Server
 from latecomer.engines.task_codec import TaskCodec
 from latecomer.engines.wire import (
@@ -92,7 +93,11 @@ class PlainFlowerCodec(TaskCodec):
     def encode(
         self, task: Task, key: str, run: str, until: int = 0, serving: ServingSettings = PLAIN
     ) -> Payload:
-        config = {**self.config, ROUND: self.round_of()}
+        return self.task_payload(task, self.round_of())
+
+    def task_payload(self, task: Task, number: int) -> Payload:
+        """The message of a task in the round of this number."""
+        config = {**self.config, ROUND: number}
         if EPOCHS in config:
             config[EPOCHS] = task.spec.local_epochs
         if task.spec.prox:
@@ -145,6 +150,23 @@ def decode_metrics(payload: Payload) -> tuple[int, dict[str, Any]]:
     if isinstance(examples, float) and examples.is_integer():
         examples = int(examples)
     return examples, {name: value for name, value in found.items() if not isinstance(value, list)}
+
+
+def spec_of(config: Mapping[str, Any]) -> TrainSpec:
+    """What the server knows of the local training: common keys of the config, else defaults."""
+
+    def given(default: Any, *keys: str) -> Any:
+        values = (config[key] for key in keys if key in config)
+        kind = type(default)
+        return next((value for value in values if type(value) is kind and value > 0), default)
+
+    plain = TrainSpec()
+    return replace(
+        plain,
+        lr=given(plain.lr, "lr", "learning-rate"),
+        local_epochs=given(plain.local_epochs, EPOCHS),
+        batch_size=given(plain.batch_size, "batch-size"),
+    )
 
 
 def needs_of(server: Server, config: Mapping[str, Any] | None = None) -> str:

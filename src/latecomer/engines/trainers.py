@@ -6,6 +6,7 @@ trained in one batch, each from its own parameters and on the data of its device
 
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,19 @@ from latecomer.device.training import Plan, local_update
 Signature = tuple[TrainSpec, str]
 
 
+class TaskClient(Protocol):
+    """What a trainer needs of a device; `Client` is the one with built-in training."""
+
+    num_examples: int
+
+    def examples(self, task: Task) -> float: ...
+    def needs_memory(self, task: Task) -> bool: ...
+    def divisible(self, task: Task) -> bool: ...
+    def perform(
+        self, task: Task, memory: DeviceMemory | None = None, rebases: Rebases = ()
+    ) -> Update: ...
+
+
 class OneByOne(Stateful):
     """Trains each task alone, when its update is requested.
 
@@ -31,7 +45,7 @@ class OneByOne(Stateful):
 
     kept = ("_memory", "_ready")
 
-    def __init__(self, clients: Mapping[int, Client]) -> None:
+    def __init__(self, clients: Mapping[int, TaskClient]) -> None:
         self.clients = clients
         self._memory: dict[int, DeviceMemory] = {}
         self._with_memory: dict[int, dict[int, Task]] = {}  # device -> number -> task, expected
@@ -94,7 +108,7 @@ class Batched(OneByOne):
 
     def __init__(self, clients: Mapping[int, Client], size: int) -> None:
         super().__init__(clients)
-        self.size = size
+        self.batched_clients, self.size = clients, size
         self._waiting: dict[Signature, dict[int, tuple[float, Task]]] = {}
 
     def expect(self, task: Task, arrives: float) -> None:
@@ -136,7 +150,7 @@ class Batched(OneByOne):
             self._ready[each.id] = update
 
     def _together(self, tasks: Sequence[Task]) -> list[Update]:
-        clients = [self.clients[task.device] for task in tasks]
+        clients = [self.batched_clients[task.device] for task in tasks]
         plans = [client.plan(task) for client, task in zip(clients, tasks, strict=True)]
         xs, ys = zip(*(c.data(t) for c, t in zip(clients, tasks, strict=True)), strict=True)
         spec, model = tasks[0].spec, clients[0].network(tasks[0].submodel)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from latecomer.study.advice.advice import Advice, scenario, subject
 from latecomer.study.advice.advice import advise as advise_on
 from latecomer.study.compare import AnyStrategy, resume_comparison
 from latecomer.study.compare import compare as compare_all
-from latecomer.study.config import Tree, merged, parse, quickstart, read_toml
+from latecomer.study.config import APP_DEVICES, Tree, merged, parse, quickstart, read_toml
 from latecomer.study.files import numbered_folder
 from latecomer.study.given import Given
 from latecomer.study.metrics import Metric
@@ -42,6 +43,9 @@ def run(
     resume: str | Path | None = None,
     model: nn.Module | Callable[..., nn.Module] | str | None = None,
     train: TrainFunction | str | None = None,
+    client_app: object = None,
+    server_app: object = None,
+    initial_arrays: object = None,
 ) -> Result:
     """Run one experiment in a new folder `out`, or continue the one in the folder `resume`.
 
@@ -65,8 +69,20 @@ def run(
     pair (x, y) of arrays or tensors, a map-style torch `Dataset`, a pandas frame (with the columns
     `data.target` and `data.subject`) or a dataset of the package `datasets`. With {"train": ...,
     "test": ...} the test set is central. To resume a run, give the same objects again.
+
+    `client_app` is a Flower `ClientApp`, or the folder of a Flower app, whose unchanged train and
+    evaluate functions then run on the devices (docs/flower.md), in place of data, model and
+    training. A `ClientApp` needs `server_app`, which is run up to its first message, or
+    `initial_arrays`: an `ArrayRecord`, a state_dict, or a dict or list of arrays.
     """
     named, given = _named_and_given(loss, metrics, data, model, train)
+    if isinstance(client_app, str | Path):
+        named, client_app = merged(named, {"app": {"path": str(client_app)}}), None
+    given = replace(
+        given, client_app=client_app, server_app=server_app, initial_arrays=initial_arrays
+    )
+    if config is None and resume is None and (client_app is not None or "app" in named):
+        config = {"fleet": {"devices": APP_DEVICES}}
     if isinstance(strategy, str):
         named, strategy = merged(named, {"strategy": {"name": strategy}}), None
     if resume is not None:

@@ -109,6 +109,26 @@ class LateConfig(Section):
             ) from None
 
 
+class AppConfig(Section):
+    """A Flower app whose unchanged ClientApp trains the devices; off without `path`.
+
+    path: the folder with its pyproject.toml. initial: module:callable that returns the initial
+    arrays; by default the ServerApp is run up to its first message. config: changes of the run
+    config. node: keys of the node config of every device, besides partition-id and num-partitions.
+    passes: passes over its examples that a task takes, for its time; 0: the run config's
+    local-epochs, or 1. examples: of each device; empty: as its first task reports. metric: the main
+    one; empty: the first that is an accuracy, F1 or AUC, or else the first.
+    """
+
+    path: str = ""
+    initial: str = ""
+    config: dict[str, Any] = {}
+    node: dict[str, bool | int | float | str] = {}
+    passes: int = Field(0, ge=0)
+    examples: Several[Annotated[int, Field(ge=0)]] = ()
+    metric: str = ""
+
+
 class FleetConfig(Section):
     """The preset, and values that replace the preset's own on every device."""
 
@@ -306,8 +326,13 @@ class StudyConfig(Section):
     har: HarConfig = HarConfig()
 
 
+# What a Flower app has itself.
+OF_DATA = ("data", "model", "objective", "training", "submodels", "privacy", "personalise")
+
+
 class Config(Section):
     seed: int = Field(1, ge=0)
+    app: AppConfig = AppConfig()
     data: DataConfig = DataConfig()
     fleet: FleetConfig = FleetConfig()
     model: ModelConfig = ModelConfig()
@@ -328,13 +353,21 @@ class Config(Section):
 
     def to_toml(self) -> str:
         unused = {"study"} if self.study == StudyConfig() else set()
+        # Sections that are the app's, or that no app is there for.
+        unused |= set(OF_DATA) if self.app.path else {"app"}
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True, exclude=unused))
 
 
 Tree = dict[str, Any]
 
 
+APP_DEVICES = 10  # of an app that is run without a config, as in Flower's simulation
+
+
 def read_toml(path: Path) -> Tree:
+    """The config in a file; for the folder of a Flower app one that runs it."""
+    if path.is_dir():
+        return {"app": {"path": str(path)}, "fleet": {"devices": APP_DEVICES}}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

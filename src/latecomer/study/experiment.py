@@ -1,10 +1,10 @@
 """From a config to everything a run needs: data on devices, model, fleet, server, engine."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from latecomer.device.objective import Objective
 from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
 from latecomer.device.training import average_loss
-from latecomer.engines.trainers import Batched, OneByOne, batch_size
+from latecomer.engines.trainers import Batched, OneByOne, TaskClient, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
 from latecomer.fleet.fleet import (
@@ -49,6 +49,7 @@ from latecomer.strategies.parts.submodel_levels import (
     measured_levels,
 )
 from latecomer.strategies.recipe import Build, Recipe, find_recipe, resolve_options
+from latecomer.study.app_scenario import AppScenario, app_scenario
 from latecomer.study.config import Config, GammaDelay, StrategyConfig
 from latecomer.study.given import Given, check_reference, reference
 from latecomer.study.local_data import (
@@ -69,6 +70,7 @@ from latecomer.study.objectives import (
 from latecomer.study.private import privacy_of, training_spec
 from latecomer.study.resolution import Resolution, resolved_levels
 from latecomer.study.schedule import make_schedule
+from latecomer.study.scoring import Scoring
 from latecomer.study.setup_notes import setup_notes
 
 # The share of devices that must have answered before any sub-model is chosen by speed.
@@ -95,33 +97,23 @@ class Experiment:
             name = reference(strategy, made=self.recipe.name)
             config = config.model_copy(update={"strategy": StrategyConfig(name=name)})
         options = resolve_options(self.recipe, config.strategy.options)
+        made = self.recipe.make(options)
+        self.app: AppScenario | None = app_scenario(config, given, made)
         levels = resolved_levels(config.submodels, self.recipe)
-        objective_config = with_references(config.objective, given)
-        config = config.model_copy(update={"submodels": levels, "objective": objective_config})
-        config = _with_objects(config, given)
-        dataset, config, self.data_fingerprint = read_data(config, given)
-        self.federation: FederatedDataset = load_federated(config, dataset)
-        tokens = dataset.extreme_tokens
-        del dataset  # its rows in memory are copied to the devices
-        objective = objective_of(config.objective, self.federation, given)
-        self.networks: Networks = _networks(config, self.federation, objective, given.model)
+        if self.app is None:
+            config = self._build(config.model_copy(update={"submodels": levels}), given)
+        else:
+            config = self.app.config.model_copy(update={"submodels": levels})
+            self.federation: FederatedDataset = self.app.federation
+            self.networks: Networks = self.app.networks
+            self.scoring: Scoring = self.app.scoring
+            self.train: TrainFunction | None = None
+            self.data_fingerprint = ""
         self.model: FlatModel = self.networks.whole
-        _check_tokens(self.model, tokens, config.model.name)
-        self.train = _train_function(config, given)
-        device = torch_device(config.engine.device)
-        for model in self.networks.models:
-            model.to(device)
-            if self.train is not None:
-                model.opaque = "devices run a training function of your own"
-            elif ":" in config.training.optimizer:
-                model.opaque = "devices use an optimiser of your own"
-        late, targets = config.fleet.late.classes, self.federation.test.y
-        scoring = scoring_of(config.objective, objective, given, late, targets)
-        self.scoring = tried(self.networks, [c.train for c in self.federation.clients], scoring)
         self.spec = training_spec(config)
         self.fleet = self._fleet(config)
-        strategy = self._with_submodels(self.recipe.make(options), config)
-        prior = config.personalise.prior and objective.classifies
+        strategy = self._with_submodels(made, config)
+        prior = config.personalise.prior and self.scoring.objective.classifies
         self.strategy = personalised(strategy, prior, config.personalise.finetune_epochs)
         check_objective(self.scoring.objective, self.strategy, self.spec)
         self.resolution = Resolution(
@@ -152,6 +144,31 @@ class Experiment:
                 found = compiled_kernel(model)
                 model.kernel = None if isinstance(found, str) else found
 
+    def _build(self, config: Config, given: Given) -> Config:
+        """Load the data, build the networks and the metrics; returns the completed config."""
+        objective_config = with_references(config.objective, given)
+        config = config.model_copy(update={"objective": objective_config})
+        config = _with_objects(config, given)
+        dataset, config, self.data_fingerprint = read_data(config, given)
+        self.federation = load_federated(config, dataset)
+        tokens = dataset.extreme_tokens
+        del dataset  # its rows in memory are copied to the devices
+        objective = objective_of(config.objective, self.federation, given)
+        self.networks = _networks(config, self.federation, objective, given.model)
+        _check_tokens(self.networks.whole, tokens, config.model.name)
+        self.train = _train_function(config, given)
+        device = torch_device(config.engine.device)
+        for model in self.networks.models:
+            model.to(device)
+            if self.train is not None:
+                model.opaque = "devices run a training function of your own"
+            elif ":" in config.training.optimizer:
+                model.opaque = "devices use an optimiser of your own"
+        late, targets = config.fleet.late.classes, self.federation.test.y
+        scoring = scoring_of(config.objective, objective, given, late, targets)
+        self.scoring = tried(self.networks, [c.train for c in self.federation.clients], scoring)
+        return config
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the data, the fleet and the settings for the user."""
@@ -159,6 +176,16 @@ class Experiment:
         train = (client.train for client in self.federation.clients)
         objective = objective_notes(self.model, self.strategy, self.config.personalise.prior, train)
         return (*self.federation.notes, *self.fleet.notes, *settings, *objective)
+
+    @property
+    def source_name(self) -> str:
+        """The name of the data, or of the app that has them."""
+        return self.config.data.source if self.app is None else self.app.name
+
+    @property
+    def model_name(self) -> str:
+        """The name of the network, or of the kind of app that has it."""
+        return self.config.model.name if self.app is None else "ClientApp"
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -179,8 +206,10 @@ class Experiment:
         return privacy_of(self.config.privacy, self.spec, examples)
 
     @cached_property
-    def clients(self) -> dict[int, Client]:
+    def clients(self) -> Mapping[int, TaskClient]:
         """The clients of all devices with training examples; one for pooled data."""
+        if self.app is not None:
+            return self.app.clients
         pooled, over_time = self.recipe.pooled, [each.train for each in self.data.streams]
         parts = (
             [self.federation.pooled()]
@@ -277,6 +306,7 @@ class Experiment:
             self.config.seed,
             networks=self.networks,
             schedule=make_schedule(self.config.training),
+            unaveraged=None if self.app is None else self.app.unaveraged,
         )
 
     def engine(self, server: Server) -> VirtualEngine:
@@ -305,7 +335,7 @@ class Experiment:
             return OneByOne(self.clients)
         examples = max(client.num_examples for client in self.clients.values())
         size = batch_size(self.model, self.spec, examples, self.config.engine.memory_mb)
-        return Batched(self.clients, size)
+        return Batched(cast(Mapping[int, Client], self.clients), size)
 
     def _local_scores(self, device: int, params: Tensor) -> tuple[dict[str, float], int] | None:
         """Scores of a model on the device's test part, and its number of examples."""

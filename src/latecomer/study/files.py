@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from latecomer.core.messages import MAIN
 from latecomer.core.outcomes import Logged
 from latecomer.core.server import Server
+from latecomer.device.array_model import ArrayModel
 from latecomer.device.flat import FlatModel
 from latecomer.errors import BadInput
 
@@ -88,8 +89,15 @@ def write_atomically(path: Path, text: str) -> None:
 def write_models(folder: Path, server: Server, lineages: Iterable[str], model: FlatModel) -> None:
     """model.safetensors for the main lineage, model-LINEAGE.safetensors for every other cluster.
 
-    The files hold the complete state_dict of the module, frozen parameters included.
+    The files hold the complete state_dict of the module, frozen parameters included, or all arrays
+    of an app's model.
     """
     for lineage in lineages:
         name = "model" if lineage == MAIN else f"model-{lineage}"
-        save_file(model.state_dict(server.model(lineage)), folder / f"{name}.safetensors")
+        params = server.model(lineage)
+        named = (
+            model.named(params, server.unaveraged)
+            if isinstance(model, ArrayModel)
+            else model.state_dict(params)
+        )
+        save_file(named, folder / f"{name}.safetensors")

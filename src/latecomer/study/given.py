@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -23,6 +24,9 @@ class Given:
     data: object = None  # see latecomer.data.given
     model: nn.Module | Callable[..., nn.Module] | None = None
     train: TrainFunction | None = None
+    client_app: Any = None  # a flwr.clientapp.ClientApp
+    server_app: Any = None  # a flwr.serverapp.ServerApp, for its first message
+    initial_arrays: Any = None  # of the client_app's model, in place of a server_app
 
     def __post_init__(self) -> None:
         if self.loss is not None and not callable(self.loss):

@@ -21,6 +21,7 @@ from latecomer.errors import BadInput, Interrupted, RunFailed
 from latecomer.loading import at, first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build
+from latecomer.study.app_evaluation import AppEvaluator
 from latecomer.study.checkpoint import Checkpoints, restore_server
 from latecomer.study.config import Config, load_config
 from latecomer.study.early_stopping import EarlyStopping
@@ -192,7 +193,11 @@ class _Run:
             torch.set_num_threads(1)
         self.experiment, self.folder, self.progress = experiment, folder, progress
         self.config = experiment.config
-        self.evaluator = Evaluator(experiment)
+        self.evaluator = (
+            Evaluator(experiment)
+            if experiment.app is None
+            else AppEvaluator(experiment.app, experiment.fleet.late)
+        )
         self.server = experiment.server()
         self.engine = experiment.engine(self.server)
         self.engine.on_note = self._log
@@ -342,7 +347,8 @@ class _Run:
         self.events.file.flush()
         self.sinks.row(row)
         self.progress.evaluated(row)
-        if (loss := self.last["loss"]) is not None:
+        loss = self.last.values.get("loss")
+        if loss is not None and self.experiment.app is None:
             self._check_rate(loss)
 
     def _check_rate(self, loss: float) -> None:

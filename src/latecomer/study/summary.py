@@ -25,8 +25,8 @@ def summary_of(
     config = experiment.config
     return {
         "strategy": experiment.recipe.name,
-        "source": config.data.source,
-        "model": config.model.name,
+        "source": experiment.source_name,
+        "model": experiment.model_name,
         "devices": len(experiment.federation.clients),
         "seed": config.seed,
         "updates": server.accepted,

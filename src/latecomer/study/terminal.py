@@ -44,10 +44,11 @@ def headline(experiment: Experiment, verbose: bool) -> list[str]:
     config, fleet = experiment.config, experiment.fleet
     has_late = fleet.late and not experiment.recipe.punctual
     late = f", {len(fleet.late)} late" if has_late else ""
+    how = config.data.partition if experiment.app is None else "Flower app"
     return [
-        f"{experiment.recipe.name} on {config.data.source} ({config.data.partition}),"
+        f"{experiment.recipe.name} on {experiment.source_name} ({how}),"
         f" {len(experiment.clients)} devices ({config.fleet.profile}{late}),"
-        f" {config.model.name} with {experiment.model.layout.size:,} parameters",
+        f" {experiment.model_name} with {experiment.model.layout.size:,} parameters",
         *([f"kernel: {experiment.kernel_choice}"] if verbose else []),
         *(f"note: {note}" for note in experiment.notes),
     ]

@@ -10,14 +10,14 @@ class Net(nn.Module):
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 8, kernel_size=3, padding=1),
+            nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False),
             nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, kernel_size=3, padding=1),
+            nn.SiLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(8, 16, kernel_size=3, padding=1, bias=False),
             nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+            nn.SiLU(),
+            nn.AvgPool2d(2),
         )
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(64, 10)
