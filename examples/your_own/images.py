@@ -39,7 +39,7 @@ def main(path: str = "", updates: int = 400, out: str = "runs/images") -> lateco
     config = {
         "data": {**source, "partition": "dirichlet", "alpha": 1.0},
         "fleet": {"devices": 10, "profile": "tiers"},  # fast and slow devices
-        "training": {"lr": 0.05, "momentum": 0.9, "local_epochs": 1, "batch_size": 16},
+        "training": {"lr": 0.05, "momentum": 0.9, "batch_size": 16},
         "stop": {"updates": updates},
     }
     return latecomer.run(config, out, model=resnet, data=None if path else made_up())
