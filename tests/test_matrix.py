@@ -77,7 +77,7 @@ TINY = {
     },
     "model": {"hidden": [8]},
     "training": {"local_epochs": 2, "lr": 0.1},
-    "stop": {"updates": 50},
+    "stop": {"updates": 40},
     "checkpoint": {"every": 9},
 }
 FACTORS = {
@@ -125,7 +125,7 @@ def config_of(choice):
 def test_every_pair_runs_and_resumes_to_the_same_model(choice, tmp_path):
     config = config_of(choice)
     whole = start_run(config, tmp_path / "whole")
-    assert whole["updates"] == 50
+    assert whole["updates"] == 40
     assert 0 <= whole["accuracy"] <= 1
     with pytest.raises(Killed):
         start_run(config, tmp_path / "cut", DieAfter(25))

@@ -81,7 +81,20 @@ def test_many_devices_are_a_histogram_and_rare_classes_are_gone(tmp_path: Path) 
     assert found.counts.sum(axis=1).tolist() == [49, 49]
     shown = text(found)
     assert "dropped: 2 (2)" in shown
-    assert " 49 devices" in shown
+    bars = shown.partition("examples of each device\n")[2].splitlines()
+    assert [bar.split()[0] for bar in bars] == ["2"]
+    assert bars[0].endswith(" 49 devices")
+
+
+def test_bins_of_many_devices_do_not_overlap(tmp_path: Path) -> None:
+    subject = np.repeat(np.arange(30), np.arange(1, 31))
+    arrays = {"x": np.ones((len(subject), 1)), "y": np.arange(len(subject)) % 2}
+    shown = text(view(tmp_path, {**arrays, "subject": subject}))
+    bars = shown.partition("examples of each device\n")[2].splitlines()
+    assert [bar.partition("█")[0].strip() for bar in bars] == [
+        f"{n} to {n + 2}" for n in range(1, 31, 3)
+    ]
+    assert all(bar.endswith(" 3 devices") for bar in bars)
 
 
 def test_stored_inputs_are_not_read(tmp_path: Path) -> None:
