@@ -98,16 +98,23 @@ SAVING = ["checkpoint.every=7", "evaluate.every=9"]
 LATE = ["fleet.late.classes=[5]", "fleet.late.devices=2", "fleet.late.delay={gamma = 3}"]
 
 
+# tests/test_conformance.py resumes every strategy on a fleet in step, on a toy problem.
 @pytest.mark.parametrize("strategy", list(recipes()))
-@pytest.mark.parametrize("fleet", ["phones", "uneven", "in-step", "late"])
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        "uneven-late",
+        pytest.param("in-step-late", marks=pytest.mark.slow),
+        pytest.param("phones", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_twice_and_resumed(
     tiny: MakeConfig, tmp_path: Path, strategy: str, fleet: str
 ) -> None:
     kinds = {
         "phones": PHONES,
-        "uneven": uneven_fleet(tmp_path),
-        "in-step": fleet_in_step(tmp_path),
-        "late": LATE,
+        "uneven-late": [*uneven_fleet(tmp_path), *LATE],
+        "in-step-late": [*fleet_in_step(tmp_path), *LATE],
     }
     config = tiny(f"strategy.name={strategy}", "stop.updates=40", *SAVING, *kinds[fleet])
     whole, cut = tmp_path / "whole", tmp_path / "cut"
