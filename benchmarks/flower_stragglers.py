@@ -1,13 +1,13 @@
 """A Flower app with a slow node, in virtual time and deployed: does the one predict the other?
 
-python benchmarks/flower_stragglers.py deployed    three runs on real nodes of this machine
-python benchmarks/flower_stragglers.py virtual     the same app and strategies in virtual time
-python benchmarks/flower_stragglers.py page        rewrites the table of docs/flower.md
+python benchmarks/flower_stragglers.py deployed NAME   three runs on real nodes of this machine
+python benchmarks/flower_stragglers.py virtual NAME    the same in virtual time, three seeds each
+python benchmarks/flower_stragglers.py page            rewrites the table of docs/flower.md
 
-Results go to docs/studies/flower_stragglers.json. The app is `examples/flower/torch_app` on three
-nodes; in the deployment it has the two lines of docs/flower.md changed. Node i delays its replies
-by 0, 10 and 20 s. In virtual time a task takes the delay of its node plus the median time of a task
-of node 0 in the deployment, which has none.
+NAME is one of `SCENARIOS`. Results go to docs/studies/flower_stragglers.json. The app is
+`examples/flower/torch_app` on three nodes; in the deployment it has the two lines of docs/flower.md
+changed. In virtual time a task takes the delay of its node plus the median time of a task of the
+fastest node in the deployment, which has no delay.
 """
 
 import json
@@ -15,6 +15,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pandas as pd
 
 import latecomer
 from latecomer.deploy.local import LocalFederation
+from latecomer.deploy.node import Node
 
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "examples" / "flower" / "torch_app"
@@ -29,8 +31,22 @@ RESULTS = ROOT / "docs" / "studies" / "flower_stragglers.json"
 PAGE = ROOT / "docs" / "flower.md"
 BEGIN, END = "<!-- stragglers: begin -->", "<!-- stragglers: end -->"
 STRATEGIES: dict[str, dict[str, Any]] = {"fedavg": {}, "fedbuff": {"size": 3}, "fedasync": {}}
-NODES, SLOWEST, SECONDS, TARGET = 3, 20.0, 170.0, 0.9
+NODES, TARGET = 3, 0.9
+# Delays of the nodes' replies and length of a run, in seconds.
+SCENARIOS = {"even": ((0, 10, 20), 170), "one": ((0, 0, 80), 200)}
 SEEDS = (1, 2, 3)
+
+
+class DelayedFederation(LocalFederation):
+    """A federation in which node i delays its replies to tasks by delays[i] seconds."""
+
+    def __init__(self, app: Path, folder: Path, delays: tuple[int, ...]) -> None:
+        super().__init__(app, len(delays), folder)
+        self.delays = delays
+
+    def _node(self, number: int) -> Node:
+        self.node_config["delay"] = float(self.delays[number])
+        return super()._node(number)
 
 
 def reached(metrics: pd.DataFrame, column: str, began: float) -> float | None:
@@ -47,11 +63,11 @@ def row(metrics: pd.DataFrame, column: str, began: float) -> dict[str, Any]:
     }
 
 
-def deployed_app(folder: Path, strategy: str) -> Path:
+def deployed_app(folder: Path, strategy: str, seconds: float) -> Path:
     """The app with two lines changed, for one strategy and a bound in seconds."""
     shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "digits_cnn" / "server_app.py"
-    options = {**STRATEGIES[strategy], "seconds": SECONDS}
+    options = {**STRATEGIES[strategy], "seconds": seconds}
     given = "".join(f", {name}={value}" for name, value in options.items())
     text = file.read_text(encoding="utf-8")
     text = text.replace(
@@ -61,13 +77,14 @@ def deployed_app(folder: Path, strategy: str) -> Path:
     return folder
 
 
-def deployed(strategy: str) -> dict[str, Any]:
+def deployed(strategy: str, scenario: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        app, folder = deployed_app(Path(name) / "app", strategy), Path(name) / "federation"
-        with LocalFederation(app, NODES, folder, slowest=SLOWEST) as federation:
+        (delays, seconds), folder = SCENARIOS[scenario], Path(name) / "federation"
+        app = deployed_app(Path(name) / "app", strategy, seconds)
+        with DelayedFederation(app, folder, delays) as federation:
             federation.start()
             run = federation.run({"num-server-rounds": 1000, "fraction-evaluate": 0.0})
-            status = federation.runs.wait(run, SECONDS + 300)
+            status = federation.runs.wait(run, seconds + 300)
             assert status == "finished:completed", federation.runs.log()
         found = latecomer.load(folder / "run")
         events = found.events
@@ -83,9 +100,10 @@ def fastest_task(events: pd.DataFrame) -> float:
     return round(min(took[arrived["device"] == d][1:].median() for d in range(NODES)), 1)
 
 
-def virtual(strategy: str, seed: int, task_seconds: float) -> dict[str, Any]:
+def virtual(strategy: str, scenario: str, seed: int, task_seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        times = [task_seconds + SLOWEST * i / (NODES - 1) for i in range(NODES)]
+        delays, length = SCENARIOS[scenario]
+        times = [task_seconds + delay for delay in delays]
         trace = Path(name) / "fleet.csv"
         lines = [f"{device},{seconds}" for device, seconds in enumerate(times)]
         trace.write_text("\n".join(["device,seconds_per_task", *lines]), encoding="utf-8")
@@ -93,26 +111,51 @@ def virtual(strategy: str, seed: int, task_seconds: float) -> dict[str, Any]:
             "seed": seed,
             "fleet": {"devices": NODES, "profile": "trace", "path": str(trace)},
             "strategy": {"name": strategy, **STRATEGIES[strategy]},
-            "stop": {"virtual_seconds": SECONDS},
+            "stop": {"virtual_seconds": float(length)},
             "evaluate": {"every": NODES},
         }
         found = latecomer.run(config, client_app=str(APP), out=Path(name) / "run")
         return row(found.metrics, "virtual_seconds", 0.0)
 
 
-def table(results: dict[str, Any]) -> str:
+def fastest(results: dict[str, Any]) -> float:
+    """Seconds of a task without delay in the deployed runs."""
+    rows = [each for some in results["deployed"].values() for each in some]
+    return min(each["task_seconds"] for each in rows)
+
+
+def shown(seconds: float | None) -> str:
+    return "not reached" if seconds is None else f"{seconds:.0f}"
+
+
+def order(results: dict[str, Any], where: str) -> list[str]:
+    """The strategies by the median time to the target, then by their last accuracy."""
+
+    def rank(name: str) -> tuple[float, float]:
+        rows = results[where][name]
+        seconds = [inf if each["seconds"] is None else each["seconds"] for each in rows]
+        return statistics.median(seconds), -statistics.median(each["accuracy"] for each in rows)
+
+    return sorted(results[where], key=rank)
+
+
+def table(all_results: dict[str, Any]) -> str:
     lines = [
-        f"| strategy | virtual: s to {TARGET:g}, mean of {len(SEEDS)} seeds (range)"
-        f" | deployed: s to {TARGET:g} | updates, virtual / deployed |",
-        "|---|---|---|---|",
+        f"| s per task | strategy | virtual: s to {TARGET:g}, three seeds | accuracy at the end"
+        f" | deployed: s to {TARGET:g} | accuracy at the end | updates, virtual / deployed |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for name in sorted(STRATEGIES, key=lambda n: results["virtual"][n]["mean"]):
-        here, there = results["virtual"][name], results["deployed"][name]
-        low, high = min(here["seconds"]), max(here["seconds"])
-        lines.append(
-            f"| `{name}` | {here['mean']:.0f} ({low:.0f} to {high:.0f}) | {there['seconds']:.0f}"
-            f" | {here['updates']} / {there['updates']} |"
-        )
+    for scenario, results in all_results.items():
+        task = fastest(results)
+        delays = ", ".join(f"{task + delay:.0f}" for delay in SCENARIOS[scenario][0])
+        for name in order(results, "virtual"):
+            here, (there,) = results["virtual"][name], results["deployed"][name]
+            seconds = ", ".join(shown(each["seconds"]) for each in here)
+            accuracy = ", ".join(f"{each['accuracy']:.2f}" for each in here)
+            lines.append(
+                f"| {delays} | `{name}` | {seconds} | {accuracy} | {shown(there['seconds'])}"
+                f" | {there['accuracy']:.2f} | {here[0]['updates']} / {there['updates']} |"
+            )
     return "\n".join(lines)
 
 
@@ -122,24 +165,21 @@ def page(text: str, results: dict[str, Any]) -> str:
     return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}"
 
 
-def main(what: str) -> None:
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+def main(what: str, scenario: str = "even") -> None:
+    stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    results = stored.setdefault(scenario, {})
     if what == "deployed":
-        results[what] = {name: deployed(name) for name in STRATEGIES}
-        results["task_seconds"] = min(each["task_seconds"] for each in results[what].values())
+        results[what] = {name: [deployed(name, scenario)] for name in STRATEGIES}
     elif what == "virtual":
-        results[what] = {}
-        for name in STRATEGIES:
-            rows = [virtual(name, seed, results["task_seconds"]) for seed in SEEDS]
-            seconds = [each["seconds"] or SECONDS for each in rows]
-            updates, mean = rows[0]["updates"], statistics.fmean(seconds)
-            results[what][name] = {"seconds": seconds, "mean": mean, "updates": updates}
+        task = fastest(results)
+        results[what] = {
+            name: [virtual(name, scenario, seed, task) for seed in SEEDS] for name in STRATEGIES
+        }
     else:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), stored), encoding="utf-8")
         return
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(results[what], indent=2))
+    RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

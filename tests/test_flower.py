@@ -400,3 +400,16 @@ def test_the_table_of_strategies_is_generated(monkeypatch):
 
     text = PAGE.read_text()
     assert flower_strategies.page(text) == text
+
+
+def test_the_simulation_ranks_strategies_as_the_deployment_did(monkeypatch):
+    """The stored results of benchmarks/flower_stragglers.py, and the table made of them."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import flower_stragglers
+
+    results = json.loads(flower_stragglers.RESULTS.read_text())
+    for each in results.values():
+        assert flower_stragglers.order(each, "virtual") == flower_stragglers.order(each, "deployed")
+        assert set(each["virtual"]) == set(flower_stragglers.STRATEGIES)
+    text = PAGE.read_text()
+    assert flower_stragglers.page(text, results) == text
