@@ -230,6 +230,7 @@ def test_broadcasts_reduce_staleness(found, tmp_path):
     assert found[2]["staleness"]["mean"] < never["staleness"]["mean"]
 
 
+@pytest.mark.slow  # shorter runs are resumed by tests/test_conformance.py and study/test_resume.py
 def test_resumed_in_mid_run_it_is_the_same_run(found, tmp_path):
     """The checkpoint holds seed devices, offers, merges and broadcasts under way."""
     folder, _, summary = found
