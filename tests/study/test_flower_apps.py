@@ -15,14 +15,14 @@ from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
 import latecomer
+from flower_apps import APPS, migrated
 from latecomer.device.seeding import all_seeded
 from latecomer.device.training import layer_stream
 from latecomer.engines.app_client import packed_state, unpacked_state
-from latecomer.engines.app_loading import load_app
+from latecomer.engines.app_loading import first_request, load_app
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.errors import BadInput, RunFailed
 
-APPS = Path(__file__).parents[2] / "examples" / "flower"
 STRATEGIES = ("fedavg", "fedasync", "fedbuff", "ca2fl", "latecomer")
 
 
@@ -329,6 +329,20 @@ def test_a_loop_over_the_grid_gives_its_first_message(tmp_path):
     tree = {"fleet": {"devices": 2}, "stop": {"updates": 2}}
     latecomer.run(tree, tmp_path / "run", client_app=recording_app(seen), server_app=server)
     assert {each[3]["lr"] for each in seen if each[0] == "train"} == {0.5}
+
+
+def test_an_app_with_the_two_lines_changed_is_asked_for_the_same(tmp_path):
+    found = []
+    for folder in (APPS / "torch_app", migrated(tmp_path)):
+        app = load_app(folder)
+        found.append(first_request(app.server_app, app.config, 4, seed=3))
+    before, after = found
+    arrays = ArrayRecord({name: Array(array) for name, array in after.arrays.items()})
+    assert after.train_config == before.train_config == {"lr": 0.01}
+    assert after.rounds == before.rounds == 3
+    assert after.evaluate_fn(0, arrays).keys() == {"loss", "accuracy"}
+    for name, array in before.arrays.items():
+        np.testing.assert_array_equal(after.arrays[name], array)
 
 
 def test_errors_of_an_app_name_device_and_place(tmp_path):
