@@ -22,6 +22,8 @@ from latecomer.engines.app_client import packed_state, unpacked_state
 from latecomer.engines.app_loading import first_request, load_app
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.errors import BadInput, RunFailed
+from latecomer.study.config import parse
+from latecomer.study.data_view import data_view
 
 STRATEGIES = ("fedavg", "fedasync", "fedbuff", "ca2fl", "latecomer")
 
@@ -293,6 +295,14 @@ def test_what_an_app_cannot_do_is_refused(change, message, tmp_path):
     with pytest.raises(BadInput, match=message):
         latecomer.run(tree, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_commands_that_read_the_data_refuse_an_app():
+    tree = {"app": {"path": str(APPS / "numpy_app")}}
+    with pytest.raises(BadInput, match="the data of a Flower app are its own"):
+        data_view(parse(tree))
+    with pytest.raises(BadInput, match="advice reads the data of devices"):
+        latecomer.advise(tree)
 
 
 def silent(grid, context):

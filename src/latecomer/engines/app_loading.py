@@ -65,6 +65,8 @@ class FirstRequest:
 def load_app(folder: Path) -> AppFolder:
     """The ClientApp and ServerApp of the app in this folder; BadInput if there is none."""
     path = folder / "pyproject.toml"
+    if not path.is_file():
+        raise BadInput(f"{folder}: not a Flower app: it has no pyproject.toml")
     try:
         project = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -27,6 +27,8 @@ def read_data(config: Config, given: Given) -> tuple[Dataset, Config, str]:
     dataset per device, official for a central test set.
     """
     data = config.data
+    if config.app.path:
+        raise BadInput(f"app.path = {config.app.path!r}: the data of a Flower app are its own")
     if given.data is None and ":" not in data.source:
         dataset = load(data.source, data.path, source_options(data))
         return _prepared(config, dataset, given.loss is not None), config, ""

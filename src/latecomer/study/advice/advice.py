@@ -122,6 +122,11 @@ def _facts(config: Config) -> tuple[Facts, tuple[str, ...]]:
     if recipe.pooled or recipe.punctual:
         notes = (f"{recipe.name} is a reference, not deployable: analysed as {REPLACEMENT}",)
         config = parse({**config.model_dump(mode="json"), "strategy": {"name": REPLACEMENT}})
+    if config.app.path:
+        raise BadInput(
+            f"app.path = {config.app.path!r}: advice reads the data of devices, which a Flower app"
+            " has itself; compare strategies with `latecomer compare`"
+        )
     experiment = Experiment(config)
     need_accuracy(objective_summary(experiment), "latecomer advise")
     facts = replace(_configured(config), scenario=profile(experiment))
