@@ -327,6 +327,15 @@ def test_a_server_app_without_arrays_is_refused(main, message, tmp_path):
         latecomer.run(client_app=recording_app([]), server_app=server, out=tmp_path / "run")
 
 
+def test_apps_of_the_earlier_kind_are_refused(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(BadInput, match="the ServerApp has no main function, only a server_fn"):
+        latecomer.run(client_app=recording_app([]), server_app=ServerApp(server_fn=dict), out=out)
+    app = ClientApp(client_fn=lambda context: None)
+    with pytest.raises(BadInput, match="its ClientApp is made of a client_fn"):
+        latecomer.run(client_app=app, initial_arrays=INITIAL, out=out)
+
+
 def test_a_loop_over_the_grid_gives_its_first_message(tmp_path):
     server, seen = ServerApp(), []
 

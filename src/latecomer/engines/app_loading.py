@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 
 from latecomer.device.seeding import all_seeded
 from latecomer.engines.flower import only
-from latecomer.engines.flower_private import allow_messages
+from latecomer.engines.flower_private import allow_messages, of_earlier_kind
 from latecomer.errors import BadInput, unknown
 from latecomer.loading import first_line
 
@@ -149,6 +149,8 @@ def first_request(
     server_app: ServerApp, config: Mapping[str, Value], devices: int, seed: int
 ) -> FirstRequest:
     """Run the ServerApp until it starts a strategy or sends a message, with seeded generators."""
+    if of_earlier_kind(server_app):
+        raise BadInput(f"the ServerApp has no main function, only a server_fn; {HINT}")
     context = Context(RUN, 0, {}, RecordDict(), dict(config))
     try:
         with all_seeded(seed), allow_messages(), _starts_captured():

@@ -35,3 +35,8 @@ def allow_messages() -> Iterator[None]:
 def set_message_id(message: "Message", name: str) -> None:
     """Set the id of a message, as Flower's grids do."""
     message.metadata.__dict__["_message_id"] = name
+
+
+def of_earlier_kind(app: object) -> bool:
+    """Whether an app is made of a client_fn or server_fn, instead of functions of messages."""
+    return getattr(app, "_call", None) is not None or getattr(app, "_main", app) is None

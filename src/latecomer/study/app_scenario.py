@@ -283,8 +283,14 @@ def _runtime(
     config: Config,
 ) -> "AppRuntime":
     from latecomer.engines.app_client import AppRuntime
+    from latecomer.engines.flower_private import of_earlier_kind
     from latecomer.engines.plain import PlainFlowerCodec
 
+    if of_earlier_kind(folder.client_app):
+        raise BadInput(
+            f"app {folder.name!r}: its ClientApp is made of a client_fn (NumPyClient); needed are"
+            " functions of messages, @app.train() and @app.evaluate()"
+        )
     codec = PlainFlowerCodec(arrays, request.train_config)
     node, devices = config.app.node, config.fleet.devices
     return AppRuntime(folder.client_app, request, codec, run_config, node, devices, config.seed)
@@ -296,7 +302,12 @@ def _completed(
     """The config with passes, bounds and the interval of evaluations that follow from the app."""
     from latecomer.engines.plain import EPOCHS, spec_of
 
-    known = spec_of(request.train_config)
+    known, sent = spec_of(request.train_config), request.train_config.get(EPOCHS)
+    if sent is not None and config.app.passes not in (0, sent):
+        raise BadInput(
+            f"app.passes = {config.app.passes}: the train config of the app has {EPOCHS} = {sent};"
+            " leave app.passes out"
+        )
     epochs = request.train_config.get(EPOCHS, run_config.get(EPOCHS))
     passes = config.app.passes or (epochs if isinstance(epochs, int) and epochs > 0 else 1)
     program = {"lr": known.lr, "batch_size": known.batch_size, "local_epochs": passes}
