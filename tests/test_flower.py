@@ -1,5 +1,6 @@
 """`AsyncStrategy`: the place of Flower's strategies in any Flower app."""
 
+import inspect
 import json
 import time
 from dataclasses import dataclass, field
@@ -284,11 +285,17 @@ def test_what_the_start_does_not_get_is_one_clear_line(tmp_path):
         (lambda: AsyncStrategy(latecomer.build_strategy("fedavg"), size=3), "size: a Strategy"),
         (lambda: AsyncStrategy(fraction_evaluate=2.0), "fraction_evaluate = 2.0: must be"),
         (lambda: AsyncStrategy(updates=-1), "updates = -1: must be at least 0"),
+        (lambda: AsyncStrategy(seconds=-0.5), "seconds = -0.5: must be at least 0"),
         (lambda: Federation(tmp_path, "feddc-fedbuff").start(), "nearest .* is fedbuff"),
     ):
         with pytest.raises(BadInput, match=message) as refused:
             wrong()
         assert "\n" not in str(refused.value)
+
+
+def test_no_option_of_a_strategy_has_the_name_of_a_setting():
+    own = set(inspect.signature(AsyncStrategy).parameters) - {"options"}
+    assert not own & {name for found in recipes().values() for name in found.options}
 
 
 def test_every_refused_strategy_has_a_nearest_one_that_works():

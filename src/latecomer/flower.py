@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.latecomer")  # so that its lines are in Flower's log of the run
 RUNS = Path("runs")
 TIMES = ("updates", "version", "wall_seconds")
-MAX_ERRORS = 5
+MAX_ERRORS = 5  # in a row on every node; then the run ends
 NODES_EVERY = 1.0  # seconds between two looks at the list of nodes before the run
 
 
@@ -80,9 +80,13 @@ class AsyncStrategy:
         self.folder = None if folder is None else Path(folder)
         if not 0 <= fraction_evaluate <= 1:
             raise BadInput(f"fraction_evaluate = {fraction_evaluate}: must be from 0 to 1")
-        bounds = {"evaluate_every": (evaluate_every, 1), "updates": (updates, 0)}
-        bounds |= {"min_available_nodes": (min_available_nodes, 1), "seconds": (int(seconds), 0)}
-        for name, (value, least) in bounds.items():
+        least_values: dict[str, tuple[float, int]] = {
+            "evaluate_every": (evaluate_every, 1),
+            "min_available_nodes": (min_available_nodes, 1),
+            "updates": (updates, 0),
+            "seconds": (seconds, 0),
+        }
+        for name, (value, least) in least_values.items():
             if value < least:
                 raise BadInput(f"{name} = {value}: must be at least {least}")
         self.fraction_evaluate, self.evaluate_every = fraction_evaluate, evaluate_every
