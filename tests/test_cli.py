@@ -416,9 +416,14 @@ def test_a_slip_in_the_name_of_the_strategy_key(call: Call) -> None:
     refused(found, "strategy.nme", "did you mean 'name'?")
 
 
-@pytest.mark.parametrize("more", [["../tiny.toml"], ["--set", "seed=2"], ["--out", "../out"]])
+@pytest.mark.parametrize("more", [["../tiny.toml"], ["--out", "../out"]])
 def test_resume_stands_alone(call: Call, more: list[str]) -> None:
-    refused(call("run", "--resume", "../run", *more), "--resume", "CONFIG, --set or --out")
+    refused(call("run", "--resume", "../run", *more), "--resume", "CONFIG or --out")
+
+
+def test_a_resume_can_change_a_few_settings_only(call: Call) -> None:
+    found = call("run", "--resume", "../run", "--set", "training.lr=0.1", "--set", "seed=2")
+    refused(found, "--set 'seed=2'", "cannot change", "training.lr", "stop.updates")
 
 
 def test_a_comparison_is_no_run_to_resume(call: Call, tmp_path: Path) -> None:
@@ -475,7 +480,7 @@ def test_watch_of_what_is_not_there(call: Call) -> None:
 
 def test_log_is_short_for_its_setting(call: Call) -> None:
     refused(call("run", "../tiny.toml", "--log", "tensorbord"), "log.sinks", "'tensorboard'")
-    refused(call("run", "--resume", "x", "--log", "mlflow"), "--resume")
+    refused(call("run", "--resume", "x", "--log", "mlflow"), "no run to resume")
 
 
 @pytest.mark.parametrize(

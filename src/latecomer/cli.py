@@ -67,11 +67,8 @@ def run(
     short = {"strategy.name": strategy, "seed": "" if seed is None else seed}
     short_settings = [f"{key}={value}" for key, value in short.items() if value != ""]
     settings = _with_log([*(settings or []), *short_settings], log)
-    if resume is not None and (config or settings or out):
-        raise BadInput(
-            "--resume takes no CONFIG, --set or --out (nor short forms of --set): the run's folder"
-            " has its config"
-        )
+    if resume is not None and (config or out):
+        raise BadInput("--resume takes no CONFIG or --out: the run's folder has its config")
     from rich.console import Console
 
     from latecomer.study.report import write_report
@@ -82,7 +79,7 @@ def run(
     progress = Silent() if quiet else progress_for(console, verbose)
     if resume is not None:
         folder = resume
-        summary = resume_run(folder, progress)
+        summary = resume_run(folder, progress, settings=settings or [])
     else:
         parsed = _config(config, settings)
         source = Path(parsed.app.path).resolve().name if parsed.app.path else parsed.data.source

@@ -1,7 +1,7 @@
 """A deployment leaves a folder from which the next life goes on."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -107,3 +107,20 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     server.store._held[0].params = server.store._held[0].params[:3]
     with pytest.raises(BadInput, match="does not fit"):
         Deployment(server, FakeTransport(toy_fleet(), nodes()), tmp_path)
+    another_seed = toy_server("fedasync")
+    another_seed.seed = 9
+    for other, words in {
+        toy_server("fedavg"): "strategy.name = fedasync, now fedavg",
+        another_seed: "seed = 7, now 9; resume",
+    }.items():
+        with pytest.raises(BadInput, match=words):
+            Deployment(other, FakeTransport(toy_fleet(), nodes()), tmp_path)
+
+
+def test_another_learning_rate_is_accepted_and_logged(tmp_path):
+    one_life(tmp_path, nodes(), 20)[1]()
+    server = toy_server("fedasync")
+    server.spec = replace(server.spec, lr=0.125)
+    Deployment(server, FakeTransport(toy_fleet(), nodes()), tmp_path).run(Bounds(25))
+    resumed = [line for line in lines(tmp_path) if line["event"] == "resume"]
+    assert "now 0.125" in resumed[0]["changed"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,14 @@ def another_model(folder: Path) -> None:
     assert path.read_text() != text
 
 
+def unknown_class(folder: Path) -> None:
+    path = latest(folder) / "state.json"
+    path.write_text(path.read_text().replace('"type": "Task"', '"type": "Renamed"'))
+    sums = json.loads((latest(folder) / "sha256.json").read_text())
+    sums["state.json"] = sha256(path.read_bytes()).hexdigest()
+    (latest(folder) / "sha256.json").write_text(json.dumps(sums))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated tensors": (truncate_tensors, "damaged"),
     "truncated json": (cut_json, "damaged"),
@@ -227,7 +236,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda folder: (latest(folder) / "state.json").write_text("[]"), "damaged"),
     "another format": (other_format, "format 99, this version reads"),
     "half a state": (drop_server, "checksum"),
-    "another model": (another_model, "does not fit the run: a model of 610 parameters"),
+    "another model": (another_model, r"other settings: model.hidden = \[8\], now \[9\]; resume"),
+    "an unknown class": (unknown_class, "does not fit the code that reads it: 'Renamed'"),
     "empty pointer": (lambda folder: (folder / "checkpoint/latest").write_text(""), "damaged"),
     "binary pointer": (
         lambda folder: (folder / "checkpoint/latest").write_bytes(b"\xff\x00\xfe"),
@@ -246,6 +256,45 @@ def test_what_is_damaged_is_refused(stopped: Path, kind: str) -> None:
     with pytest.raises(BadInput, match=words):
         resume_run(stopped)
     assert not (stopped / "summary.json").exists()
+
+
+def edit(folder: Path, *settings: str) -> None:
+    path = folder / "config.toml"
+    path.write_text(load_config(path, settings).to_toml())
+
+
+def test_a_resume_with_other_settings_lists_them(stopped: Path) -> None:
+    """Edits of config.toml are refused, also of what --set may change; with --set it is logged."""
+    path, before = stopped / "config.toml", (stopped / "config.toml").read_text()
+    for changes, words in {
+        ("seed=2", "training.lr=0.5"): ["seed = 1, now 2; training.lr = 0.1, now 0.5; resume"],
+        ("stop.updates=44",): ["stop.updates = 40, now 44"],
+        ("strategy.name=fedbuff",): ["strategy.name = fedasync, now fedbuff"],
+    }.items():
+        edit(stopped, *changes)
+        with pytest.raises(BadInput) as refused:
+            resume_run(stopped)
+        assert all(word in str(refused.value) for word in words), refused.value
+        path.write_text(before)
+    edit(stopped, "seed=2")
+    with pytest.raises(BadInput, match="seed = 1, now 2"):  # one that --set does not name
+        resume_run(stopped, settings=["stop.updates=44"])
+    path.write_text(before)
+
+
+def test_settings_that_change_on_a_resume_are_logged(stopped: Path) -> None:
+    with pytest.raises(Killed):  # before the next checkpoint
+        resume_run(stopped, After(0, die), settings=["stop.updates=44", "training.lr = 0.05"])
+    summary = resume_run(stopped)
+    text = "updates: training.lr = 0.1, now 0.05; stop.updates = 40, now 44"
+    assert summary["updates"] == 44
+    assert [w for w in summary["warnings"] if text in w]
+    events = [json.loads(line) for line in (stopped / "events.jsonl").read_text().splitlines()]
+    assert [e for e in events if e["event"] == "resume" and text in e["reason"]]
+    config = load_config(stopped / "config.toml")
+    assert (config.training.lr, config.stop.updates) == (0.05, 44)
+    with pytest.raises(BadInput, match="complete"):
+        resume_run(stopped, settings=["stop.updates=50"])
 
 
 def test_a_half_written_checkpoint_is_ignored(

@@ -3,37 +3,51 @@
 Each is a folder under `checkpoint/`. The file `latest` names the newest and is replaced in one
 step, so a run killed at any moment finds either the old or the new checkpoint. The one before it is
 kept too: if a checksum of the newest does not match, the older one is loaded.
+
+A checkpoint also has the settings of the run (`latecomer.study.resumed`). If those of the process
+that resumes it differ, it is refused with the list of differences.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from latecomer.core.codec import decode, encode, storable
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
+from latecomer.study.resumed import Settings, differences, listed
 
-FORMAT = 10
+FORMAT = 11
 FILES = ("state.json", "state.safetensors")
 CHECKSUMS = "sha256.json"  # file -> sha256 of its content
 
 
-class Checkpoints:
-    """The checkpoints of one run, in `folder`. Readable by the owner only.
+class OtherSettings(BadInput):
+    """The checkpoint is of a run with other settings."""
 
-    After `load`, `fallback` says why the newest checkpoint was not used; empty if it was.
+
+class Checkpoints:
+    """The checkpoints of one run with these `settings`, in `folder`. Readable by the owner only.
+
+    A checkpoint whose settings differ is loaded only if all of the differing ones are `changeable`.
+    After `load`, `changed` lists them, and `fallback` says why the newest checkpoint was not used;
+    empty if none differ and if it was.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.fallback = ""
+    def __init__(
+        self, folder: Path, settings: Settings | None = None, changeable: Collection[str] = ()
+    ) -> None:
+        self.folder, self.changeable = folder, changeable
+        self.settings = json.loads(json.dumps(dict(settings or {})))
+        self.fallback = self.changed = ""
 
     def save(self, state: Any, name: str) -> None:
         """Write `state` and make it the latest; the one before is kept, older ones are removed."""
@@ -43,7 +57,7 @@ class Checkpoints:
         target.mkdir(mode=0o700)
         tree, tensors = encode(state)
         save_file(storable(tensors), target / "state.safetensors")
-        document = {"format": FORMAT, "state": tree}
+        document = {"format": FORMAT, "settings": self.settings, "state": tree}
         (target / "state.json").write_text(json.dumps(document), encoding="utf-8")
         checksums = {file: _sha256(target / file) for file in FILES}
         (target / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
@@ -64,11 +78,13 @@ class Checkpoints:
         if newest is None:
             return None
         try:
-            return _load(self.folder / newest)
+            return self._load(newest)
+        except OtherSettings:
+            raise
         except BadInput as error:
             if before is None or before == newest or not (self.folder / before).is_dir():
                 raise
-            state = _load(self.folder / before)
+            state = self._load(before)
             self.fallback = f"{error}; continued from the one before, {before}"
             return state
 
@@ -82,6 +98,25 @@ class Checkpoints:
             raise BadInput(
                 f"{self.folder}: the checkpoint does not fit the run: {error}"
             ) from error
+
+    def _load(self, name: str) -> Any:
+        """The state in this folder; BadInput if it is damaged, or does not fit settings or code."""
+        source = self.folder / name
+        document, tensors = _read(source)
+        found = differences(document["settings"], self.settings)
+        if found.keys() - set(self.changeable):
+            raise OtherSettings(
+                f"{source}: the run was saved with other settings: {listed(found)}; resume it with"
+                " the former ones, or start a new run"
+            )
+        try:
+            state = decode(document["state"], tensors)
+        except (LookupError, ValueError, TypeError) as error:  # the checksums are right
+            raise BadInput(
+                f"{source}: the checkpoint does not fit the code that reads it: {error}"
+            ) from error
+        self.changed = listed(found)
+        return state
 
     def _named(self, pointer: str) -> str | None:
         try:
@@ -101,8 +136,8 @@ class Checkpoints:
         _sync(self.folder)
 
 
-def _load(source: Path) -> Any:
-    """The state in this folder; BadInput if a file is missing, damaged or of another version."""
+def _read(source: Path) -> tuple[Any, dict[str, Tensor]]:
+    """The document and tensors in this folder; BadInput if damaged or of another version."""
     try:
         document = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
@@ -113,7 +148,7 @@ def _load(source: Path) -> Any:
         for file in FILES:
             if checksums[file] != _sha256(source / file):
                 raise ValueError(f"the checksum of {file} does not match")
-        return decode(document["state"], load_file(source / "state.safetensors"))
+        return document, load_file(source / "state.safetensors")
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         if isinstance(error, BadInput):
             raise

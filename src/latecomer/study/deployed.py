@@ -15,6 +15,7 @@ from latecomer.engines.transport import Transport
 from latecomer.engines.virtual import Bounds
 from latecomer.study.checkpoint import Checkpoints, restore_server
 from latecomer.study.files import EventLog, write_models
+from latecomer.study.resumed import deployment_settings
 from latecomer.study.round_metrics import RoundMetrics
 from latecomer.study.scores import Evaluate, Scores
 
@@ -36,7 +37,8 @@ def serve(
 
     transport: carries the messages; in a Flower `ServerApp` this is `GridTransport(grid)`.
     folder: event log, checkpoints and final model. With a checkpoint of an earlier run in it, the
-        run resumes from there.
+        run resumes from there; another seed, strategy or training setting than before is refused,
+        except the learning rate.
     networks: the network of every sub-model width; None: all devices train the whole model, and
         no model file is written.
     timeouts: seconds to wait for nodes and replies; None: the defaults of `Timeouts`.
@@ -88,7 +90,8 @@ class Deployment:
         self.loop = DeploymentLoop(server, transport, timeouts, submodels, self._log, codec=codec)
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = FolderLock(folder)
-        self.checkpoints = Checkpoints(folder / "checkpoint")
+        settings = deployment_settings(server)
+        self.checkpoints = Checkpoints(folder / "checkpoint", settings, ("training.lr",))
         try:
             keep = self.checkpoints.restore(self._restore) or 0
             self.events = EventLog(folder / "events.jsonl", keep)
@@ -107,6 +110,9 @@ class Deployment:
         if self.checkpoints.fallback:
             log.warning(self.checkpoints.fallback)
             fields["reason"] = self.checkpoints.fallback
+        if self.checkpoints.changed:
+            log.warning("resumed with another setting: %s", self.checkpoints.changed)
+            fields["changed"] = self.checkpoints.changed
         return Note("resume", fields)
 
     def run(self, bounds: Bounds, finish: Callable[[], None] = lambda: None) -> str:

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from latecomer.study.given import Given
 from latecomer.study.learning_rate import RateWarning
 from latecomer.study.metrics import LocalScores, Scores
 from latecomer.study.results import flatten, read_json, without_nan
+from latecomer.study.resumed import check_changeable, keys_of, simulation_settings
 from latecomer.study.signals import signals_handled
 from latecomer.study.sinks import Sinks, check_sinks
 from latecomer.study.summary import f1_by_class, summary_of, used_lineages
@@ -100,27 +101,39 @@ def resume_run(
     progress: Silent | None = None,
     strategy: Strategy | FlowerStrategy | Build | None = None,
     given: Given | None = None,
+    settings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Continue from the last checkpoint of a run; a finished run is only read.
 
-    What was given in Python at the start must be given again.
+    What was given in Python at the start must be given again. `settings` (`a.b=value`) change the
+    config from here on; only the keys of `resumed.CHANGEABLE` can.
     """
+    check_changeable(settings)
     if not (folder / "config.toml").is_file() or not (folder / "config.toml").stat().st_size:
         raise BadInput(f"{folder}: no run to resume here (it has no config.toml)")
     summary = folder / "summary.json"
     if summary.is_file():
+        if settings:
+            raise BadInput(f"{folder}: the run is complete, so --set would change nothing")
         return read_json(summary)
-    config = load_config(folder / "config.toml")
+    config = load_config(folder / "config.toml", settings)
     check_sinks(config.log.sinks)
     experiment = Experiment(config, strategy, given)
     _check_fingerprint(folder, experiment)
     with FolderLock(folder), _errors_in_one_line(folder):
-        return _completed(experiment, folder, progress)
+        return _completed(experiment, folder, progress, keys_of(settings))
 
 
-def _completed(experiment: Experiment, folder: Path, progress: Silent | None) -> dict[str, Any]:
-    """Run to the end; bad input after the first update is a failed run, which can be resumed."""
-    run = _Run(experiment, folder, progress or Silent())
+def _completed(
+    experiment: Experiment, folder: Path, progress: Silent | None, changed: Collection[str] = ()
+) -> dict[str, Any]:
+    """Run to the end; bad input after the first update is a failed run, which can be resumed.
+
+    Only the settings `changed` may differ from those of the checkpoint, if there is one.
+    """
+    run = _Run(experiment, folder, progress or Silent(), changed)
+    if changed:
+        write_atomically(folder / "config.toml", experiment.config.to_toml())
     try:
         return run.to_the_end()
     except BadInput as error:
@@ -176,9 +189,9 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
         raise RunFailed(f"{folder}: {reason}; {_then_resume(folder)}") from error
     except torch.OutOfMemoryError as error:
         raise RunFailed(
-            f"{folder}: out of memory on the accelerator: {first_line(error)}; lower"
-            " training.batch_size or engine.memory_mb, or set engine.device = 'cpu' in its"
-            f" config.toml, then `latecomer run --resume {folder}`"
+            f"{folder}: out of memory on the accelerator: {first_line(error)}; continue with"
+            f" `latecomer run --resume {folder} --set engine.device=cpu` or a lower"
+            " engine.memory_mb, or start again with a lower training.batch_size"
         ) from error
     except Exception as error:  # a user's model or strategy may raise anything
         raise RunFailed(f"{folder}: {first_line(error)}{at(error)}") from error
@@ -187,7 +200,13 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
 class _Run:
     """One run: its server, engine and files; starts from the checkpoint if there is one."""
 
-    def __init__(self, experiment: Experiment, folder: Path, progress: Silent) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        progress: Silent,
+        changeable: Collection[str] = (),
+    ) -> None:
         # One thread: small models are faster with it, and sums always have the same order.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
@@ -203,7 +222,9 @@ class _Run:
         self.engine.on_note = self._log
         self.evaluator.memory_of = self.engine.trainer.memory_of
         self.bounds = experiment.bounds(self.server.strategy)
-        self.checkpoints = Checkpoints(folder / "checkpoint")
+        settings = simulation_settings(self.config, self.server)
+        self.checkpoints = Checkpoints(folder / "checkpoint", settings, changeable)
+        self.changes: list[str] = []  # of settings, on resumes
         self.evaluated = (-1, -1)  # updates and version of the last evaluation
         self.wall_before = 0.0
         self.totals = RunTotals()
@@ -231,10 +252,14 @@ class _Run:
         if self.checkpoints.fallback:
             note = Note("resume", {"reason": self.checkpoints.fallback})
             self.events.write(self.engine.now, note)
-        self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
         self.last_progress = (self.server.accepted, self.totals.failures)
         self.begun = time.monotonic()
         self.interrupted = False
+        self.saved_at, self.saved_updates = time.monotonic(), self.server.accepted
+        if changed := self.checkpoints.changed:
+            self.changes.append(f"changed after {self.server.accepted} updates: {changed}")
+            self.events.write(self.engine.now, Note("resume", {"reason": self.changes[-1]}))
+            self._save()  # so that the next resume compares with the new settings
 
     def to_the_end(self) -> dict[str, Any]:
         try:
@@ -385,6 +410,7 @@ class _Run:
             "totals": self.totals.state(),
             "early_stopping": self.early_stopping.state(),
             "rate_warning": self.rate_warning.state(),
+            "changes": self.changes,
             "files": {
                 "events": self.events.file.length(),
                 "metrics": self.table.file.length(),
@@ -402,6 +428,7 @@ class _Run:
         self.totals.restore(state["totals"])
         self.early_stopping.restore(state["early_stopping"])
         self.rate_warning.restore(state["rate_warning"])
+        self.changes = list(state["changes"])
         return dict(state["files"])
 
     def _wall(self) -> float:
@@ -452,6 +479,7 @@ class _Run:
         found["warnings"] += [self.rate_warning.text] if self.rate_warning.text else []
         found["warnings"] += self.sinks.troubles
         found["warnings"] += [self.checkpoints.fallback] if self.checkpoints.fallback else []
+        found["warnings"] += self.changes
         found["distance"] = self._distance()
         if not (found["distance"] or self.totals.rollbacks) and self.server.store.commits:
             own = "does your training.function change the model in place?"
