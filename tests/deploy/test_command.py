@@ -37,6 +37,8 @@ def latecomer(*arguments):
         (["node", "--superlink", "h:99999"], "HOST:PORT"),
         (["node", "--superlink", "h:1", "--key", "no"], "--key no: no such file"),
         (["node", "--superlink", "h:1", "--node-config", "a b"], "write pairs"),
+        (["node", "--superlink", "h:1", "--node-config", "max-epochs=ten"], "max-epochs = ten"),
+        (["node", "--superlink", "h:1", "--trusted-entities", "no"], "--trusted-entities no: no"),
         (["node", "--superlink", "h:1", "--insecure", "--key", "full/x"], "--insecure"),
     ],
 )
@@ -85,7 +87,8 @@ def test_node_configs():
 
 
 def test_a_warm_node_gets_the_options_of_a_stock_one(tmp_path):
-    options = NodeOptions("h:1", 2, "a=1", tmp_path / "ca", tmp_path / "key", warm=True)
+    paths = [tmp_path / "ca", tmp_path / "key"]
+    options = NodeOptions("h:1", 2, "a=1", *paths, True, trusted_entities=tmp_path / "keys.yaml")
     command = supernode_command(options, tmp_path / "secret")
     assert command[1:4] == ["-m", "latecomer.deploy.warm", "supernode"]
     assert command[command.index("--isolation") + 1] == "process"
@@ -95,6 +98,7 @@ def test_a_warm_node_gets_the_options_of_a_stock_one(tmp_path):
         "--node-config": "a=1",
         "--root-certificates": str(tmp_path / "ca"),
         "--auth-supernode-private-key": str(tmp_path / "key"),
+        "--trusted-entities": str(tmp_path / "keys.yaml"),
     }.items():
         assert command[command.index(option) + 1] == value
     assert "--insecure" not in command

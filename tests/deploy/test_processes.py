@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,9 +35,13 @@ def until(condition, seconds=10.0):
 def test_a_process_is_alive_until_it_ends(sleeper):
     one = process(sleeper.pid)
     assert one.is_alive()
+    assert one.state() == "alive"
+    sleeper.send_signal(signal.SIGSTOP)
+    until(lambda: one.state() == "stopped")
     sleeper.kill()
     # A zombie that was not reaped counts as gone.
     until(lambda: not one.is_alive())
+    assert one.state() == "gone"
     sleeper.wait()
     assert start_time(sleeper.pid) is None
     assert process(sleeper.pid) is None

@@ -10,6 +10,7 @@ from latecomer.device.client import Client
 from latecomer.device.disk import DeviceDisk
 from latecomer.device.flat import flat_model
 from latecomer.device.ledger import Ledger
+from latecomer.device.limits import Limits
 from latecomer.device.networks import build_networks
 from latecomer.device.personalisation import personalise
 from latecomer.device.privacy import Privacy
@@ -90,6 +91,72 @@ def test_the_class_prior_is_not_used_with_an_offered_model(tmp_path):
     assert torch.equal(own.params, good)
 
 
+@pytest.mark.parametrize(
+    ("limit", "spec", "reason"),
+    [
+        ("max-epochs", {"local_epochs": 4}, r"4 local epochs: .* at most 3 \(max-epochs\)"),
+        ("max-steps", {"local_epochs": 2}, r"6 steps: .* at most 3 \(max-steps\)"),
+        ("max-steps", {"local_steps": 4}, "4 steps"),
+        ("max-bytes", {}, r"bytes: .* at most 3 \(max-bytes\)"),
+        ("", {"local_epochs": 1_000_000}, "1,000,000 local epochs: .* at most 1,000"),
+        ("", {"local_steps": 10_000_000}, "10,000,000 steps: .* at most 1,000,000"),
+    ],
+)
+def test_a_task_beyond_the_limits_of_the_device_is_refused(tmp_path, limit, spec, reason):
+    limits = Limits.of({limit: 3} if limit else {})
+    agent = Agent("kitchen", MODEL, data, tmp_path, limits=limits)
+    with pytest.raises(InvalidPayload, match=reason):
+        asked(agent, spec=replace(SPEC, **spec))
+    assert DeviceDisk(tmp_path).load().started == 0
+    if limit not in ("", "max-bytes"):
+        assert asked(agent, "s-1").delta is not None
+
+
+def test_tasks_per_day_are_counted_over_runs_and_restarts(tmp_path, monkeypatch):
+    def agent():
+        return Agent("kitchen", MODEL, data, tmp_path, limits=Limits(tasks_per_day=2))
+
+    clock = [20_000.5 * 86_400]
+    monkeypatch.setattr("latecomer.engines.agent.time.time", lambda: clock[0])
+    asked(agent(), "s-0", "one")
+    asked(agent(), "s-0", "one")  # the message came again
+    asked(agent(), "s-1", "two")
+    for run in ("two", "three"):
+        with pytest.raises(InvalidPayload, match=r"3 tasks today: .* at most 2"):
+            asked(agent(), "s-2", run)
+    clock[0] += 86_400
+    assert asked(agent(), "s-2", "two").delta is not None
+
+
+def test_limits_that_are_no_numbers_are_refused():
+    for text in ("many", -1, 1.5):
+        with pytest.raises(BadInput, match=r"max-epochs = .*: must be a whole number"):
+            Limits.of({"max-epochs": text})
+
+
+HOSTILE = {
+    "no clipping": {"clip": 0.0},
+    "wide clipping": {"clip": 1e9},
+    "another norm": {"clip_norm": 1},
+    "loss": {"report_loss": True},
+    "class shares": {"report_shares": True},
+    "feedback": {"feedback": True},
+}
+
+
+@pytest.mark.parametrize("where", ["step", "update"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_task_cannot_loosen_the_privacy_of_a_device(tmp_path, kind, where):
+    """Noise, charge and content of the reply are those of a task that asks for nothing."""
+    privacy = replace(PRIVATE, where=where)
+    honest = asked(an_agent(tmp_path / "honest", privacy))
+    spec = replace(SPEC, **HOSTILE[kind])
+    got = asked(an_agent(tmp_path / "hostile", privacy), spec=spec)
+    assert (got.noise_std, got.epsilon) == (honest.noise_std, honest.epsilon)
+    assert got.noise_std > 0
+    assert not got.metrics
+
+
 def test_an_answer_is_sent_even_if_the_model_cannot_be_stored(tmp_path, monkeypatch):
     def full(*given):
         raise OSError("no space left")
@@ -152,10 +219,13 @@ def test_two_devices_draw_different_noise(tmp_path):
 
 
 def test_a_number_is_used_up_by_a_task_in_which_the_device_dies(tmp_path):
-    agent = an_agent(tmp_path)
+    agent, read = an_agent(tmp_path), []
 
     def killed():
-        raise KeyboardInterrupt
+        if read:  # after the task was admitted
+            raise KeyboardInterrupt
+        read.append(data())
+        return read[0]
 
     agent.data = killed
     with pytest.raises(KeyboardInterrupt):

@@ -167,6 +167,8 @@ def test_other_sites_cannot_control_runs(client: Client) -> None:
         '{"run":"a","action":"x"}',
     ):
         assert client("POST", "/api/act", ours, bad)[0] in (400, 404)
+    assert client("POST", "/api/act", ours, "[" * 9_000)[0] == 400  # deeper than JSON is parsed
+    assert client("POST", "/api/act", ours, " " * 20_000 + body)[0] == 413
 
 
 def test_beyond_loopback_a_token_is_needed(runs: Path) -> None:

@@ -103,12 +103,26 @@ def node(
         Path | None,
         typer.Option(help="Folder of Flower's files; by default under ~/.latecomer/nodes."),
     ] = None,
+    trusted_entities: Annotated[
+        Path | None,
+        typer.Option(metavar="YAML", help="Public keys by id: run only apps that they signed."),
+    ] = None,
 ) -> None:
     """Run a SuperNode and start it again whenever it ends."""
     from latecomer.deploy.serve_node import serve_node
 
     _show_warnings()
-    serve_node(superlink, root_certificates, key, node_config, warm, insecure, port, folder)
+    serve_node(
+        superlink,
+        root_certificates,
+        key,
+        node_config,
+        warm,
+        insecure,
+        port,
+        folder,
+        trusted_entities,
+    )
 
 
 def _show_warnings() -> None:

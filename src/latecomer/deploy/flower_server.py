@@ -12,6 +12,7 @@ from latecomer.deploy.environment import flower_command, flower_environment
 from latecomer.deploy.supervised import BackOff, Supervised
 
 NAME = "local"  # of the SuperLink in the configuration of `flwr`
+SUPERLINK = "superlink"  # its process
 
 
 class FlowerServer:
@@ -41,14 +42,17 @@ class FlowerServer:
                 name, command, log_file, self.environment, folder, back_off, on_change
             )
 
-        self.superlink = service("superlink", self._superlink_command())
+        self.superlink = service(SUPERLINK, self._superlink_command())
         self.superexec = service("superexec", self._superexec_command())
 
     def prepare(self) -> None:
         """Write certificates, the executor's secret and the configuration of `flwr`.
 
-        Existing certificates and secrets are kept.
+        Existing certificates and secrets are kept. The database, which has tokens and the content
+        of messages, is created here for its owner only; SQLite's other files get its mode.
         """
+        self.database.touch(mode=0o600)
+        self.database.chmod(0o600)
         if self.certificates is not None:
             make_certificates(self.certificates.authority.parent)
         if not self._secret.exists():
@@ -61,6 +65,11 @@ class FlowerServer:
             lines += [f"root-certificates = {json.dumps(str(self.certificates.authority))}"]
         self._home.mkdir(exist_ok=True)
         (self._home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether the database is that of an earlier federation."""
+        return self.database.exists() and self.database.stat().st_size > 0
 
     def is_healthy(self) -> bool:
         """Whether the SuperLink answers."""

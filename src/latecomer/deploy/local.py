@@ -127,11 +127,11 @@ class LocalFederation:
         server = self.server
         try:
             self.prepare()
-            has_database = server.database.exists()
+            has_runs = server.has_runs
             self._guard = start_guard(self.dir, server.environment)
             server.superlink.start()
             _wait("the SuperLink to answer", server.is_healthy, timeout, server.superlink)
-            if has_database:
+            if has_runs:
                 self.runs.cancel_unfinished()
             server.superexec.start()
             if self.tls:

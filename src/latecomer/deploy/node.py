@@ -31,6 +31,7 @@ class NodeOptions:
     config: the node-config, as `config_text` writes it.
     key: the node's private key, for a SuperLink that authenticates nodes.
     insecure: no TLS.
+    trusted_entities: YAML file of the public keys whose apps the node runs; None: any app.
     """
 
     superlink: str
@@ -40,6 +41,7 @@ class NodeOptions:
     key: Path | None = None
     warm: bool = False
     insecure: bool = False
+    trusted_entities: Path | None = None
 
 
 class Node:
@@ -88,6 +90,11 @@ class Node:
         """Whether the SuperLink has accepted the node since its last start."""
         return self.pid is not None and JOINED in self.supernode.text(since_start=True)
 
+    def is_present(self) -> bool:
+        """Whether the node has joined and none of its processes is stopped."""
+        found = (part.process for part in self.parts)
+        return self.has_joined() and all(one and one.state() == "alive" for one in found)
+
     def prepare(self) -> None:
         """Make the folder, and a new secret between the SuperNode and its client."""
         self._home.mkdir(parents=True, exist_ok=True)
@@ -120,6 +127,8 @@ def supernode_command(options: NodeOptions, secret: Path) -> list[str]:
         command += ["--root-certificates", str(options.root_certificates)]
     if options.key is not None:
         command += ["--auth-supernode-private-key", str(options.key)]
+    if options.trusted_entities is not None:
+        command += ["--trusted-entities", str(options.trusted_entities)]
     if options.config:
         command += ["--node-config", options.config]
     return command

@@ -22,6 +22,16 @@ class Process:
     def is_alive(self) -> bool:
         return start_time(self.pid) == self.started
 
+    def state(self) -> str:
+        """ "alive", "stopped" (by SIGSTOP; seen where there is a /proc) or "gone"."""
+        if not self.is_alive():
+            return "gone"
+        try:
+            stat = PROC.joinpath(str(self.pid), "stat").read_text()
+        except OSError:
+            return "alive"
+        return "stopped" if stat.rpartition(")")[2].split()[0] in "Tt" else "alive"
+
     def send(self, number: int) -> None:
         """Send a signal, unless the process is gone."""
         if self.is_alive():

@@ -86,6 +86,15 @@ class Runs:
             if any(Path(argument).name == "flwr-serverapp" for argument in command_of(one)[:2])
         ]
 
+    def online(self) -> tuple[int, int]:
+        """Nodes that the SuperLink has heard from recently, by their heartbeats, and all of them.
+
+        A node that has ended or is frozen counts as online for up to a minute.
+        """
+        found = self._json("supernode", "list", NAME, "--format", "json").get("nodes", [])
+        states = [each.get("status") for each in found]
+        return states.count("online"), len(states) - states.count("unregistered")
+
     def register_nodes(self, keys: Path, names: Iterable[str]) -> None:
         """Register the public keys of nodes in `keys` that are not registered yet."""
         done = keys / "registered"

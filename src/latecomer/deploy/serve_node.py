@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from latecomer.deploy.node import Node, NodeOptions, free_ports, warm_if_tested
+from latecomer.device.limits import Limits
 from latecomer.errors import BadInput
 
 PAIR = re.compile(r"""([A-Za-z][\w-]*)=("[^"]*"|'[^']*'|[^\s"']+)""")
@@ -21,14 +22,20 @@ def serve_node(
     insecure: bool,
     port: int,
     folder: Path | None,
+    trusted_entities: Path | None = None,
 ) -> None:
     """Run a node until SIGINT or SIGTERM, then disconnect it from the SuperLink."""
     config = read_config(node_config)
+    Limits.of(config)
     host, colon, number = superlink.rpartition(":")
     has_port = bool(colon) and number.isdigit() and 0 < int(number) < 65536
     if not host or "/" in host or not has_port:
         raise BadInput(f"--superlink {superlink!r}: write it as HOST:PORT, without https://")
-    for option, path in (("--root-certificates", root_certificates), ("--key", key)):
+    for option, path in (
+        ("--root-certificates", root_certificates),
+        ("--key", key),
+        ("--trusted-entities", trusted_entities),
+    ):
         if path is not None and not path.is_file():
             raise BadInput(f"{option} {path}: no such file")
     if insecure and (key is not None or root_certificates is not None):
@@ -43,6 +50,7 @@ def serve_node(
         key.resolve() if key else None,
         warm_if_tested(warm),
         insecure,
+        trusted_entities.resolve() if trusted_entities else None,
     )
     # The device state, with the privacy ledger, is found in the same place however a node is run.
     state = os.environ.get("LATECOMER_STATE", str(Path.home() / ".latecomer" / "devices"))

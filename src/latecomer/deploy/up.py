@@ -5,14 +5,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from latecomer.deploy.environment import flower_environment
 from latecomer.deploy.flower_app import app_config, parse_settings
 from latecomer.deploy.flower_log import FlowerProgress
+from latecomer.deploy.flower_server import SUPERLINK
 from latecomer.deploy.folders import PIDS, RUNS, check_folder, find_folder
 from latecomer.deploy.guard import federation_processes
 from latecomer.deploy.local import LocalFederation
 from latecomer.deploy.pids import SUPERVISOR, PidFile
 from latecomer.deploy.processes import end
 from latecomer.deploy.progress import RunProgress
+from latecomer.deploy.runs import Runs
 from latecomer.errors import RunFailed
 from latecomer.study.files import numbered_folder
 from latecomer.study.signals import signals_handled
@@ -70,12 +73,12 @@ def _follow(fed: LocalFederation, run: int, report: Echo) -> tuple[str, RunProgr
     printed, due, reason, look = "", 0.0, "", time.monotonic() + LOG_SECONDS
     while True:
         status = fed.runs.ended(run)
-        joined = sum(node.has_joined() for node in fed.nodes)
+        present = sum(node.is_present() for node in fed.nodes)
         progress.read()
         if not progress.has_log and (status or time.monotonic() >= look):
             progress.flower = FlowerProgress.of(fed.runs.log())
             look = time.monotonic() + LOG_SECONDS
-        line = f"{progress.line()}, {joined}/{len(fed.nodes)} nodes"
+        line = f"{progress.line()}, {present}/{len(fed.nodes)} nodes"
         if line != printed and (status or time.monotonic() >= due):
             report(line)
             printed, due = line, time.monotonic() + LINE_SECONDS
@@ -120,13 +123,17 @@ def summary(progress: RunProgress, seconds: float) -> Iterator[str]:
 
 
 def status(folder: Path | None, echo: Echo) -> None:
-    """Print which processes of a federation are alive, and the progress of its run."""
+    """Print the state of a federation's processes, the nodes heard from, and the run's progress."""
     found = find_folder(folder)
     pids = PidFile(found / PIDS)
     alive = pids.alive()
     echo(f"{found}: {'up' if alive else 'down'}")
     for name, one in pids.read().items():
-        echo(f"  {name:<20} {one.pid:>8}  {'alive' if name in alive else 'gone'}")
+        echo(f"  {name:<20} {one.pid:>8}  {one.state()}")
+    if any(one.state() == "alive" for name, one in alive.items() if name == SUPERLINK):
+        home = flower_environment({"FLWR_HOME": str(found.resolve() / "flower")})
+        online, nodes = Runs(found, home).online()
+        echo(f"  the SuperLink hears from {online} of {_nodes(nodes)}")
     progress = RunProgress(found / "run")
     progress.read()
     if progress.updates:

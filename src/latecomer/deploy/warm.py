@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 KNOWN = ("1.41",)
+TOKEN_VARIABLE = "LATECOMER_TASK_TOKEN"
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 REPLY_SECONDS = 0.05  # between two looks for the client's reply; a stock node takes 0.5 s
 RETRY_SECONDS = 0.5  # after a failed connection
@@ -193,7 +194,9 @@ class Executor:
         if self.secret is not None:
             given += ["--secret-file", self.secret]
         command = [sys.executable, "-m", "latecomer.deploy.warm", "client", self.address, *given]
-        os.execv(sys.executable, [*command, "--token", token, "--fab", fab])
+        # Not on the command line, which every user of the machine can read.
+        environment = {**os.environ, TOKEN_VARIABLE: token}
+        os.execve(sys.executable, [*command, "--fab", fab], environment)
 
     def _perform(self, token: str, fab: str) -> None:
         """Run one task as Flower's `run_clientapp` does, without the end of the process."""
@@ -264,10 +267,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("address")
     parser.add_argument("--parent-pid", type=int)
     parser.add_argument("--secret-file")
-    parser.add_argument("--token", default="")
     parser.add_argument("--fab", default="")
     given = parser.parse_args(arguments)
-    Executor(given.address, given.parent_pid, given.secret_file).run(given.token, given.fab)
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    Executor(given.address, given.parent_pid, given.secret_file).run(token, given.fab)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ class DeviceState:
     `started` counts the tasks that were started, finished or not; it selects the random stream of
     mini-batches. `charges` is the count of charges of the privacy ledger. `memory` belongs to the
     run `run`. `answered` is the key of the last task that was answered, `answer` that update, and
-    `answer_base` the name of the broadcast that it is from; empty if there was none.
+    `answer_base` the name of the broadcast that it is from; empty if there was none. `day` counts
+    UTC days since 1970, `day_tasks` the tasks that were started on it.
     """
 
     started: int = 0
@@ -76,6 +77,8 @@ class DeviceState:
     answer: Update | None = None
     answer_base: str = ""
     open_task: OpenTask | None = None
+    day: int = 0
+    day_tasks: int = 0
 
 
 class DeviceDisk:

@@ -1,6 +1,7 @@
 """Client side of a deployment: registers a device, trains its tasks, stores its state on disk."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -9,12 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from latecomer.core.messages import Offer, ServingSettings, Task, Update
+from latecomer.core.messages import Offer, ServingSettings, Task, TrainSpec, Update
 from latecomer.core.submodel import Submodel, name_of
 from latecomer.device.client import BUFFERS, LEDGER, Client
 from latecomer.device.deployed_model import DeployedModel, load_deployed_model, save_deployed_model
 from latecomer.device.disk import DeviceDisk, DeviceState, OpenTask
 from latecomer.device.flat import FlatModel
+from latecomer.device.limits import Limits
 from latecomer.device.networks import Networks
 from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
@@ -35,6 +37,8 @@ from latecomer.engines.wire import (
 
 log = logging.getLogger(__name__)
 
+DAY = 86_400  # seconds
+
 Data = Callable[[], tuple[Tensor, Tensor]]
 
 
@@ -52,7 +56,8 @@ class Agent:
     A task may be trained in parts of whole passes over the data. After each part the device
     replies with its progress, and the next message may bring a newer model to rebase on.
 
-    `train` replaces the built-in training (`device.own_training`) and gets `config`.
+    `train` replaces the built-in training (`device.own_training`) and gets `config`. Tasks beyond
+    `limits` are refused before they are trained; `privacy` holds whatever a task asks for.
     """
 
     def __init__(
@@ -65,9 +70,10 @@ class Agent:
         width: float = 1.0,
         train: TrainFunction | None = None,
         config: Mapping[str, Any] | None = None,
+        limits: Limits = Limits(),  # noqa: B008  (frozen)
     ) -> None:
         self.name, self.data, self.privacy, self.width = name, data, privacy, width
-        self.train, self.config = train, config
+        self.train, self.config, self.limits = train, config, limits
         self.networks = model if isinstance(model, Networks) else Networks(model)
         self.disk = DeviceDisk(folder)
 
@@ -82,8 +88,9 @@ class Agent:
         return encode_introduction(Introduction(self.name, key, self.width))
 
     def answer(self, payload: Payload) -> Payload:
-        """Start or resume the task of this message; InvalidPayload if the message is malformed.
+        """Start or resume the task of this message.
 
+        InvalidPayload if the message is malformed, or the task is beyond the device's limits.
         BadInput if another process uses the folder, or if its privacy ledger cannot be trusted.
         """
         with self.disk.lock(needed=self.privacy is not None):
@@ -93,6 +100,9 @@ class Agent:
 
     def _begin(self, payload: Payload) -> Payload:
         """Train a new task, or its first part."""
+        size = 0 if payload.array is None else len(payload.array.data)
+        if 0 < self.limits.bytes < size:  # before it is copied
+            raise InvalidPayload(self.limits.reason_to_refuse(TrainSpec(), 0, size, 0))
         order = decode_task(payload, self._size_of)
         key, state = order.key, self.disk.load()
         if state.answered == key:
@@ -101,7 +111,10 @@ class Agent:
             return _progress(state.open_task)
         if state.run != order.run:
             # Gradients and models of another run are of no use.
-            state = DeviceState(state.started, state.charges, run=order.run)
+            day, tasks = state.day, state.day_tasks
+            state = DeviceState(state.started, state.charges, run=order.run, day=day)
+            state.day_tasks = tasks
+        self._admit(state, order.task.spec)
         ledger = None if self.privacy is None else self.disk.load_ledger(state)
         number, state.started = state.started, state.started + 1
         state.open_task = None
@@ -117,6 +130,17 @@ class Agent:
         if charged is not None and charged is not ledger:
             self.disk.save_ledger(state, charged)
         return self._answered(state, key, task, update, order.serving)
+
+    def _admit(self, state: DeviceState, spec: TrainSpec) -> None:
+        """Count a new task; InvalidPayload if it is beyond the limits."""
+        today = int(time.time() // DAY)
+        if state.day != today:
+            state.day, state.day_tasks = today, 0
+        examples = len(self.data()[1])
+        if reason := self.limits.reason_to_refuse(spec, examples, 0, state.day_tasks):
+            log.warning("task refused: %s", reason)
+            raise InvalidPayload(reason)
+        state.day_tasks += 1
 
     def _start(
         self, client: Client, state: DeviceState, payload: Payload, order: Order, task: Task

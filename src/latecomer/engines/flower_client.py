@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from latecomer.device.flat import FlatModel
+from latecomer.device.limits import Limits
 from latecomer.device.networks import Networks
 from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
@@ -42,7 +43,8 @@ def client_app(
 
     Read from the node-config: `device-id`, the name of the device and of its state folder (in
     Flower's simulation `partition-id` instead); `width`, its sub-model width (default 1);
-    `delay`, seconds added to every reply, to imitate a slow device (default 0).
+    `delay`, seconds added to every reply, to imitate a slow device (default 0); `max-epochs`,
+    `max-steps`, `max-bytes`, `max-tasks-per-day`: tasks beyond them are refused (`Limits`).
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -66,7 +68,7 @@ def client_app(
         folder = state_folder(state) / name
         return Agent(
             name, model(), lambda: data(context, name), folder, privacy, width, own_training,
-            dict(context.run_config),
+            dict(context.run_config), Limits.of(context.node_config),
         )  # fmt: skip
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]

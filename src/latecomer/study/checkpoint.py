@@ -30,7 +30,7 @@ FILES = ("state.json", "state.safetensors")
 CHECKSUMS = "sha256.json"  # file -> sha256 of its content
 
 
-class OtherSettings(BadInput):
+class OtherSettingsError(BadInput):
     """The checkpoint is of a run with other settings."""
 
 
@@ -79,7 +79,7 @@ class Checkpoints:
             return None
         try:
             return self._load(newest)
-        except OtherSettings:
+        except OtherSettingsError:
             raise
         except BadInput as error:
             if before is None or before == newest or not (self.folder / before).is_dir():
@@ -99,16 +99,31 @@ class Checkpoints:
                 f"{self.folder}: the checkpoint does not fit the run: {error}"
             ) from error
 
-    def _load(self, name: str) -> Any:
-        """The state in this folder; BadInput if it is damaged, or does not fit settings or code."""
-        source = self.folder / name
-        document, tensors = _read(source)
-        found = differences(document["settings"], self.settings)
+    def check_settings(self, settings: Settings) -> None:
+        """OtherSettingsError if one of these differs from that of the newest checkpoint, if any."""
+        if (newest := self._named("latest")) is None:
+            return
+        try:
+            saved = _read(self.folder / newest)["settings"]
+        except BadInput:  # `load` may find the one before it
+            return
+        self._differences(self.folder / newest, {key: saved.get(key) for key in settings}, settings)
+
+    def _differences(self, source: Path, saved: Settings, now: Settings) -> dict[str, str]:
+        """The changed settings; OtherSettingsError if one of them is not changeable."""
+        found = differences(saved, now)
         if found.keys() - set(self.changeable):
-            raise OtherSettings(
+            raise OtherSettingsError(
                 f"{source}: the run was saved with other settings: {listed(found)}; resume it with"
                 " the former ones, or start a new run"
             )
+        return found
+
+    def _load(self, name: str) -> Any:
+        """The state in this folder; BadInput if it is damaged, or does not fit settings or code."""
+        source = self.folder / name
+        document, tensors = _read(source), _tensors(source)
+        found = self._differences(source, document["settings"], self.settings)
         try:
             state = decode(document["state"], tensors)
         except (LookupError, ValueError, TypeError) as error:  # the checksums are right
@@ -136,8 +151,15 @@ class Checkpoints:
         _sync(self.folder)
 
 
-def _read(source: Path) -> tuple[Any, dict[str, Tensor]]:
-    """The document and tensors in this folder; BadInput if damaged or of another version."""
+def _tensors(source: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(source / "state.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{source}: the checkpoint is damaged: {error}") from error
+
+
+def _read(source: Path) -> Any:
+    """The document in this folder; BadInput if a file is damaged or of another version."""
     try:
         document = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
@@ -148,8 +170,8 @@ def _read(source: Path) -> tuple[Any, dict[str, Tensor]]:
         for file in FILES:
             if checksums[file] != _sha256(source / file):
                 raise ValueError(f"the checksum of {file} does not match")
-        return document, load_file(source / "state.safetensors")
-    except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
+        return document
+    except (OSError, LookupError, ValueError, TypeError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{source}: the checkpoint is damaged: {error}") from error

@@ -26,13 +26,18 @@ CHANGEABLE = (
     "log.sinks",
 )
 MOST_LISTED = 8  # differences that an error lists
+PART = "part "  # begins the names of the strategy's parts
+
+
+def config_settings(config: Config) -> dict[str, Any]:
+    """All keys of a resolved config, but for those that single runs do not use."""
+    unused = {"compare", "study"}
+    return _flat(config.model_dump(mode="json", exclude_none=True, exclude=unused))
 
 
 def simulation_settings(config: Config, server: Server) -> Settings:
     """All keys of a resolved config, and the classes of the strategy's parts."""
-    unused = {"compare", "study"}
-    tree = config.model_dump(mode="json", exclude_none=True, exclude=unused)
-    return _flat(tree) | _parts(server)
+    return config_settings(config) | _parts(server)
 
 
 def deployment_settings(server: Server) -> Settings:
@@ -52,9 +57,10 @@ def differences(before: Settings, now: Settings) -> dict[str, str]:
 
 
 def listed(found: Mapping[str, str]) -> str:
-    """Differences in one line."""
-    shown = list(found.values())[:MOST_LISTED]
-    more = len(found) - len(shown)
+    """Differences in one line; parts of the strategy only if no key of the config differs."""
+    keys = [key for key in found if not key.startswith(PART)] or list(found)
+    shown = [found[key] for key in keys[:MOST_LISTED]]
+    more = len(keys) - len(shown)
     return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
@@ -76,7 +82,7 @@ def keys_of(settings: Sequence[str]) -> list[str]:
 def _parts(server: Server) -> dict[str, str]:
     """The class of every part of the strategy by its path."""
     parts = server.parts.by_path.items()
-    return {f"part {path}": type(part).__name__ for path, part in parts}
+    return {f"{PART}{path}": type(part).__name__ for path, part in parts}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

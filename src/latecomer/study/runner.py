@@ -32,7 +32,12 @@ from latecomer.study.given import Given
 from latecomer.study.learning_rate import RateWarning
 from latecomer.study.metrics import LocalScores, Scores
 from latecomer.study.results import flatten, read_json, without_nan
-from latecomer.study.resumed import check_changeable, keys_of, simulation_settings
+from latecomer.study.resumed import (
+    check_changeable,
+    config_settings,
+    keys_of,
+    simulation_settings,
+)
 from latecomer.study.signals import signals_handled
 from latecomer.study.sinks import Sinks, check_sinks
 from latecomer.study.summary import f1_by_class, summary_of, used_lineages
@@ -118,10 +123,12 @@ def resume_run(
         return read_json(summary)
     config = load_config(folder / "config.toml", settings)
     check_sinks(config.log.sinks)
+    changed = keys_of(settings)
+    Checkpoints(folder / "checkpoint", {}, changed).check_settings(config_settings(config))
     experiment = Experiment(config, strategy, given)
     _check_fingerprint(folder, experiment)
     with FolderLock(folder), _errors_in_one_line(folder):
-        return _completed(experiment, folder, progress, keys_of(settings))
+        return _completed(experiment, folder, progress, changed)
 
 
 def _completed(

@@ -25,6 +25,7 @@ POLL_SECONDS = 0.5
 PING_SECONDS = 15.0
 ASSETS = {"page.css": "text/css", **dict.fromkeys((*SCRIPTS, "live.js"), "text/javascript")}
 MAX_STREAMED_RUNS = 8
+MAX_BODY = 10_000  # bytes of a request
 
 
 def live_app(
@@ -63,10 +64,15 @@ def live_app(
         )
 
     async def act(request: Request) -> Response:
+        text = b""
+        async for part in request.stream():
+            text += part
+            if len(text) > MAX_BODY:
+                return JSONResponse({"done": False}, status_code=413)
         try:
-            body = json.loads(await request.body())
+            body = json.loads(text)
             folder, action = documents.folder(str(body["run"])), str(body["action"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return JSONResponse({"done": False}, status_code=400)
         actions = {"pause": processes.pause, "continue": processes.resume, "stop": processes.stop}
         if folder is None or action not in actions:
