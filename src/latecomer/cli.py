@@ -295,6 +295,24 @@ def report(
     typer.echo(write_report(folder) if kind == "html" else write_pictures(folder, kind))
 
 
+@app.command("export")
+def export_(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    kind: Annotated[
+        Literal["torch", "onnx", "safetensors"],
+        typer.Option("--format", help="A state_dict, a network for ONNX, or a copy."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the files; default RUN/export.")
+    ] = None,
+) -> None:
+    """Write the models of a run as files of other programs."""
+    from latecomer.study.export import export
+
+    for path in export(run, kind, out):
+        typer.echo(path)
+
+
 @app.command()
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],

@@ -1,5 +1,6 @@
 """The settings of a run that a checkpoint records, and which of them may change on a resume."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -30,9 +31,9 @@ PART = "part "  # begins the names of the strategy's parts
 
 
 def config_settings(config: Config) -> dict[str, Any]:
-    """All keys of a resolved config, but for those that single runs do not use."""
-    unused = {"compare", "study"}
-    return _flat(config.model_dump(mode="json", exclude_none=True, exclude=unused))
+    """All keys in the config.toml of a run, but for those that single runs do not use."""
+    tree = tomllib.loads(config.to_toml())
+    return _flat({key: value for key, value in tree.items() if key not in ("compare", "study")})
 
 
 def simulation_settings(config: Config, server: Server) -> Settings:
