@@ -147,14 +147,17 @@ HOSTILE = {
 @pytest.mark.parametrize("where", ["step", "update"])
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_task_cannot_loosen_the_privacy_of_a_device(tmp_path, kind, where):
-    """Noise, charge and content of the reply are those of a task that asks for nothing."""
-    privacy = replace(PRIVATE, where=where)
+    """Noise, charge, bound and content of the reply are those of a task that asks for nothing."""
+    privacy = replace(PRIVATE, where=where, multiplier=1e-3, clip=0.01)
     honest = asked(an_agent(tmp_path / "honest", privacy))
     spec = replace(SPEC, **HOSTILE[kind])
     got = asked(an_agent(tmp_path / "hostile", privacy), spec=spec)
     assert (got.noise_std, got.epsilon) == (honest.noise_std, honest.epsilon)
     assert got.noise_std > 0
     assert not got.metrics
+    # 3 steps with momentum 0.5 move the model by less than 6 clipped gradients.
+    bound = 6 * spec.lr * privacy.clip if where == "step" else privacy.clip
+    assert got.delta.norm() < 1.1 * bound
 
 
 def test_an_answer_is_sent_even_if_the_model_cannot_be_stored(tmp_path, monkeypatch):

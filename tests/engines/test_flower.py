@@ -115,6 +115,14 @@ def test_a_client_that_raises_is_named_and_the_others_go_on(tmp_path):
     assert reasons == {"the client raised an error: out of memory"}
 
 
+def test_limits_in_the_node_config_hold_and_the_server_logs_why(tmp_path):
+    log, nodes = [], {**NODES, 101: {**NODES[101], "max-bytes": 8}}
+    assert a_loop(ThreadGrid(an_app(tmp_path), nodes), log).run(TIME) == "updates"
+    reasons = [f["reason"] for kind, f in log if kind == "drop"]
+    assert reasons
+    assert all("this device takes at most 8 (max-bytes)" in reason for reason in reasons)
+
+
 def test_a_stalled_reply_delays_no_other(tmp_path):
     honest, log = an_app(tmp_path), []
     grid = ThreadGrid(honest, NODES)
