@@ -1,6 +1,8 @@
 """What a user types: mistakes are one line and exit code 2."""
 
 import json
+import os
+import stat
 import subprocess
 import sys
 
@@ -9,14 +11,17 @@ from typer.testing import CliRunner
 
 from latecomer.cli import app
 from latecomer.deploy.flower_app import parse_settings
+from latecomer.deploy.flower_server import FlowerServer
 from latecomer.deploy.folders import MARKER, PIDS, RUNS, check_folder, find_folder
 from latecomer.deploy.node import NodeOptions, config_text, supernode_command
 from latecomer.deploy.processes import process
+from latecomer.deploy.runs import Runs
 from latecomer.deploy.serve_node import read_config
-from latecomer.deploy.warm import PollInterval, is_known
+from latecomer.deploy.warm import Executor, PollInterval, is_known, main
 from latecomer.errors import BadInput
 from latecomer.study.files import numbered_folder
 
+NODES = [{"status": "online"}, {"status": "offline"}, {"status": "unregistered"}]
 SETTINGS = {"updates": 40, "strategy": "fedasync", "lr": 0.1}
 
 
@@ -104,6 +109,30 @@ def test_a_warm_node_gets_the_options_of_a_stock_one(tmp_path):
     assert "--insecure" not in command
 
 
+def test_a_restarted_client_gets_its_token_where_other_users_cannot_read_it(monkeypatch):
+    """In the environment, which the new process clears before it runs an app."""
+    calls, runs = [], []
+    monkeypatch.setattr(os, "execve", lambda *given: calls.append(given))
+    Executor("h:1", 5, "file")._restart("t0ken", "a-fab")
+    ((_, command, environment),) = calls
+    assert "t0ken" not in " ".join(command)
+    monkeypatch.setattr(Executor, "run", lambda self, *given: runs.append(given))
+    monkeypatch.setattr(os, "environ", environment)
+    main(command[3:])
+    assert runs == [("t0ken", "a-fab")]
+    assert "t0ken" not in environment.values()
+
+
+def test_the_database_is_readable_by_its_owner_only(tmp_path):
+    server = FlowerServer(tmp_path, 1, False, {})
+    server.database.touch(mode=0o644)  # of an earlier version
+    server.prepare()
+    assert stat.S_IMODE(server.database.stat().st_mode) == 0o600
+    assert not server.has_runs
+    server.database.write_text("x")
+    assert server.has_runs
+
+
 def test_a_node_polls_often_after_work_and_rarely_when_idle():
     interval = PollInterval(0.1, 3.0, growth=2.0)
     assert [interval.wait() for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
@@ -129,9 +158,12 @@ def test_folders(tmp_path, monkeypatch):
         one = process(child.pid)
         (first / PIDS).write_text(json.dumps({"superlink": [one.pid, one.started]}))
         assert find_folder(None) == first
-        output = latecomer("status").stdout
-        assert f"{first}: up" in output
-        assert "alive" in output
+        for answer, text in (({"nodes": NODES}, "hears from 1 of 2 nodes"), ({}, "not answer")):
+            monkeypatch.setattr(Runs, "_json", lambda self, *given, found=answer: found)
+            output = latecomer("status").stdout
+            assert f"{first}: up" in output
+            assert f"{one.pid}  alive" in output
+            assert text in output
         assert "1 processes ended" in latecomer("down").stdout
         assert child.wait(5) != 0
         assert "nothing was running" in latecomer("down", "--dir", str(first)).stdout

@@ -86,12 +86,18 @@ class Runs:
             if any(Path(argument).name == "flwr-serverapp" for argument in command_of(one)[:2])
         ]
 
-    def online(self) -> tuple[int, int]:
+    def online(self) -> tuple[int, int] | None:
         """Nodes that the SuperLink has heard from recently, by their heartbeats, and all of them.
 
-        A node that has ended or is frozen counts as online for up to a minute.
+        A node that has ended or is frozen counts as online for up to a minute. None if the
+        SuperLink does not answer.
         """
-        found = self._json("supernode", "list", NAME, "--format", "json").get("nodes", [])
+        try:
+            found = self._json("supernode", "list", NAME, "--format", "json").get("nodes")
+        except subprocess.TimeoutExpired:
+            return None
+        if found is None:
+            return None
         states = [each.get("status") for each in found]
         return states.count("online"), len(states) - states.count("unregistered")
 

@@ -132,8 +132,11 @@ def status(folder: Path | None, echo: Echo) -> None:
         echo(f"  {name:<20} {one.pid:>8}  {one.state()}")
     if any(one.state() == "alive" for name, one in alive.items() if name == SUPERLINK):
         home = flower_environment({"FLWR_HOME": str(found.resolve() / "flower")})
-        online, nodes = Runs(found, home).online()
-        echo(f"  the SuperLink hears from {online} of {_nodes(nodes)}")
+        heard = Runs(found, home).online()
+        text = (
+            "does not answer" if heard is None else f"hears from {heard[0]} of {_nodes(heard[1])}"
+        )
+        echo(f"  the SuperLink {text}")
     progress = RunProgress(found / "run")
     progress.read()
     if progress.updates:
