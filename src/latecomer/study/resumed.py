@@ -70,7 +70,7 @@ def check_changeable(settings: Sequence[str]) -> None:
     for setting, key in zip(settings, keys_of(settings), strict=True):
         if key not in CHANGEABLE:
             raise BadInput(
-                f"--set {setting!r}: cannot change when a run is resumed; what can is"
+                f"--set {setting!r}: cannot change with --resume; what can is"
                 f" {', '.join(CHANGEABLE)}"
             )
 
