@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from latecomer.device.checks import Traits, examine
+from latecomer.device.flat import flat_model
 from latecomer.device.models import MODELS, build_model
 from latecomer.device.objective import classification
 from latecomer.errors import BadInput
@@ -103,6 +104,12 @@ def test_models_that_cannot_be_trained_are_refused(module: nn.Module, words: str
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_lazy_model_that_does_not_fit_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(5, 3), nn.LazyLinear(2))
+    with pytest.raises(BadInput, match=r"forward fails on a batch of shape \(2, 4\)"):
+        flat_model(net, (4,), 2)
 
 
 def test_dropout_that_drops_nothing_is_fine() -> None:

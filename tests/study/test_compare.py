@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import latecomer
-from latecomer.errors import BadInput
+from latecomer.errors import BadInput, Interrupted
 from latecomer.strategies.recipe import build_strategy
 from latecomer.study.compare import (
     cell_text,
@@ -239,13 +239,10 @@ def test_an_interrupted_comparison_is_finished_by_resuming(tmp_path):
     whole = compare(tree, ["fedavg", "fedasync"], [1, 2], tmp_path / "whole")
     cut = tmp_path / "cut"
 
-    class Killed(BaseException):
-        pass
-
     def die(cell, summary):
-        raise Killed
+        raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
+    with pytest.raises(Interrupted, match=f"continue with `latecomer compare --resume {cut}`"):
         compare(tree, ["fedavg", "fedasync"], [1, 2], cut, on_run_done=die)
     (cut / "fedavg-seed1" / "summary.json").unlink()
     resumed = resume_comparison(cut)
@@ -329,9 +326,11 @@ def test_a_comparison_takes_the_python_objects_of_a_run(tmp_path: Path) -> None:
     whole = latecomer.compare(tree, strategies, [1], tmp_path / "all", **given)
     assert list(whole.table["strategy"]) == ["mine", "later"]
     assert whole.table["largest"].notna().all()
+    assert (tmp_path / "all/report.html").is_file()
     for label, strategy in strategies.items():
         single = latecomer.run(tree, tmp_path / label, strategy, **given)
         assert whole.runs[label, 1].summary["model_hash"] == single.summary["model_hash"]
+        assert (single.folder / "report.html").is_file()
     (tmp_path / "all/compare.csv").unlink()
     shutil.rmtree(tmp_path / "all/mine-seed1")
     with pytest.raises(BadInput, match="resume= takes no names"):

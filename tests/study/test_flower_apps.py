@@ -317,7 +317,7 @@ def broken(grid, context):
     ("main", "message"),
     [
         (silent, "ended without sending a model; name a function that returns the initial arrays"),
-        (broken, "the ServerApp raised KeyError: 'rounds'"),
+        (broken, "the ServerApp raised KeyError: 'rounds' \\(at test_flower_apps.py:"),
     ],
 )
 def test_a_server_app_without_arrays_is_refused(main, message, tmp_path):
@@ -373,3 +373,36 @@ def test_errors_of_an_app_name_device_and_place(tmp_path):
 
     with pytest.raises(RunFailed, match=r"device 0: the app's train function: ValueError: no data"):
         latecomer.run(client_app=app, initial_arrays=INITIAL, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({}, "'num-examples' is missing in its MetricRecord"),
+        ({"num-examples": 5}, "does the app's train function give NaN"),
+    ],
+)
+def test_a_reply_that_cannot_be_used_says_what_to_change(metrics, words, tmp_path):
+    app = recording_app([])
+    bad = ClientApp(mods=[])
+
+    @bad.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = {**INITIAL, "w": np.full(2, np.nan)}
+        records = {
+            "arrays": ArrayRecord({name: Array(a) for name, a in arrays.items()}),
+            "metrics": MetricRecord(metrics),
+        }
+        return Message(RecordDict(records), reply_to=message)
+
+    @bad.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return app(message, context)
+
+    with pytest.raises(RunFailed, match=words):
+        latecomer.run(client_app=bad, initial_arrays=INITIAL, out=tmp_path / "run")
+
+
+def test_the_pyproject_of_an_app_is_no_config(tmp_path):
+    with pytest.raises(BadInput, match="not a config; for a Flower app give its folder"):
+        latecomer.run(tmp_path / "pyproject.toml")

@@ -254,7 +254,7 @@ def test_what_goes_wrong_after_updates_can_be_resumed(tmp_path: Path) -> None:
         return 3 if is_fixed or not context.number else "done"
 
     given = {"data": DATA, "train": train}
-    with pytest.raises(RunFailed, match=r"returned a str.*latecomer run --resume"):
+    with pytest.raises(RunFailed, match=r"returned a str.*latecomer\.run\(resume=.*same objects"):
         latecomer.run(SMALL, out, **given)
     is_fixed = True
     resumed = latecomer.run(resume=out, **given).summary

@@ -70,11 +70,11 @@ def examine(module: nn.Module, batch: Tensor, objective: Objective, label: str =
                 )
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with global_generator():
-        output, random = _forward(module.train(), batch, label)
+        output, random = forward(module.train(), batch, label)
         changed = [name for name in before if not _same(before[name], module.get_buffer(name))]
         for name in changed:
             set_buffer(module, name, before[name])
-        _, random_in_use = _forward(module.eval(), batch, label)
+        _, random_in_use = forward(module.eval(), batch, label)
     for name in changed:
         set_buffer(module, name, before[name])
     _check_output(output, len(batch), objective, label)
@@ -111,7 +111,7 @@ def set_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     module.get_submodule(owner)._buffers[key] = value
 
 
-def _forward(module: nn.Module, batch: Tensor, label: str) -> tuple[object, bool]:
+def forward(module: nn.Module, batch: Tensor, label: str) -> tuple[object, bool]:
     """The output of the module for `batch`, and whether it drew random numbers."""
     before = torch.get_rng_state()
     try:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from latecomer.core.params import Layout
-from latecomer.device.checks import counters_of, examine, set_buffer
+from latecomer.device.checks import counters_of, examine, forward, set_buffer
 from latecomer.device.kernel import CompiledKernel
 from latecomer.device.models import build_model, label_of
 from latecomer.device.objective import Objective, classification
@@ -48,7 +48,7 @@ class FlatModel:
         input_dtype: torch.dtype = torch.float32,
         label: str = "model",
     ) -> None:
-        self._build = build
+        self._build, self._label = build, label
         self.input_shape, self.input_dtype = input_shape, input_dtype
         self.num_classes = num_classes
         self.objective = objective or classification(num_classes)
@@ -180,7 +180,8 @@ class FlatModel:
         with global_generator(seed):
             module = self._build()
             if any(map(is_lazy, module.parameters())):
-                module.eval()(self.example(2))  # sets the shapes of lazy layers
+                # Sets the shapes of lazy layers.
+                forward(module.eval(), self.example(2), self._label)
         if any(p.dtype != torch.float32 for p in module.parameters() if p.is_floating_point()):
             module.float()
         return module.train()

@@ -24,7 +24,7 @@ from latecomer.device.seeding import all_seeded
 from latecomer.engines.flower import only
 from latecomer.engines.flower_private import allow_messages, of_earlier_kind
 from latecomer.errors import BadInput, unknown
-from latecomer.loading import first_line
+from latecomer.loading import at, first_line
 
 FIRST_NODE = 1000  # the node of device 0; Flower reserves small numbers
 RUN = 1  # number of the run in a Context
@@ -66,7 +66,9 @@ def load_app(folder: Path) -> AppFolder:
     """The ClientApp and ServerApp of the app in this folder; BadInput if there is none."""
     path = folder / "pyproject.toml"
     if not path.is_file():
-        raise BadInput(f"{folder}: not a Flower app: it has no pyproject.toml")
+        raise BadInput(
+            f"{folder}: not a Flower app: it has no pyproject.toml; give the folder that has it"
+        )
     try:
         project = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -158,7 +160,7 @@ def first_request(
     except _Captured as captured:
         return captured.request
     except Exception as error:  # a user's app may raise anything
-        raise BadInput(f"the ServerApp raised {first_line(error)}; {HINT}") from error
+        raise BadInput(f"the ServerApp raised {first_line(error)}{at(error)}; {HINT}") from error
     raise BadInput(f"the ServerApp ended without sending a model; {HINT}")
 
 

@@ -145,7 +145,7 @@ def decode_metrics(payload: Payload) -> tuple[int, dict[str, Any]]:
     found = dict(payload.metrics)
     check_metrics(found)
     if EXAMPLES not in found:
-        raise InvalidPayload(f"{EXAMPLES!r} is missing")
+        raise InvalidPayload(f"{EXAMPLES!r} is missing in its MetricRecord")
     examples = found.pop(EXAMPLES)
     if isinstance(examples, float) and examples.is_integer():
         examples = int(examples)

@@ -19,6 +19,7 @@ from latecomer.study.config import APP_DEVICES, Tree, merged, parse, quickstart,
 from latecomer.study.files import numbered_folder
 from latecomer.study.given import Given
 from latecomer.study.metrics import Metric
+from latecomer.study.report import write_report
 from latecomer.study.results import Comparison, Result
 from latecomer.study.runner import Silent, resume_run, start_run
 
@@ -87,10 +88,12 @@ def run(
         named, strategy = merged(named, {"strategy": {"name": strategy}}), None
     if resume is not None:
         _check_resume(config, bool(named))
-        resume_run(Path(resume), _Logged(), strategy, given)
-        return Result(Path(resume))
-    folder = numbered_folder(Path("runs"), "run") if out is None else Path(out)
-    start_run(parse(merged(_tree(config), named)), folder, _Logged(), strategy, given)
+        folder = Path(resume)
+        resume_run(folder, _Logged(), strategy, given)
+    else:
+        folder = numbered_folder(Path("runs"), "run") if out is None else Path(out)
+        start_run(parse(merged(_tree(config), named)), folder, _Logged(), strategy, given)
+    write_report(folder)
     return Result(folder)
 
 
@@ -128,11 +131,13 @@ def compare(
                 objects[label] = strategy
     if resume is not None:
         _check_resume(config, bool(named or (strategies and not objects)))
-        resume_comparison(Path(resume), jobs, given=given, objects=objects)
-        return Comparison(Path(resume))
-    tree = merged(_tree(config), named)
-    compare_all(tree, list(strategies), seeds, Path(out), jobs, given=given, objects=objects)
-    return Comparison(Path(out))
+        folder = Path(resume)
+        resume_comparison(folder, jobs, given=given, objects=objects)
+    else:
+        tree, folder = merged(_tree(config), named), Path(out)
+        compare_all(tree, list(strategies), seeds, folder, jobs, given=given, objects=objects)
+    write_report(folder)
+    return Comparison(folder)
 
 
 def advise(what: ConfigLike = None) -> Advice:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -20,14 +21,14 @@ import tomli_w
 
 from latecomer.core.strategy import Strategy
 from latecomer.device.objective import Kind
-from latecomer.errors import BadInput, RunFailed, did_you_mean
+from latecomer.errors import BadInput, Interrupted, RunFailed, did_you_mean
 from latecomer.loading import first_line
 from latecomer.strategies.parts.flower_rounds import FlowerStrategy
 from latecomer.strategies.recipe import Build, recipes
 from latecomer.study.config import Config, Tree, merged, parse, read_toml
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import write_atomically
-from latecomer.study.given import Given
+from latecomer.study.given import Given, how_to_resume
 from latecomer.study.metric_names import METRICS, SHARES, MainMetric, label_of
 from latecomer.study.results import flatten, read_json, without_nan
 from latecomer.study.runner import new_folder, resume_run, start_run
@@ -164,7 +165,8 @@ def compare(
     write_atomically(folder / "plan.json", json.dumps(plan) + "\n")
     # Not config.toml: that would make the folder look like a run that can be resumed.
     write_atomically(folder / "compare.toml", tomli_w.dumps(tree))
-    return _run_all(planned, folder, jobs, target, on_run_done, run)
+    with _resumable(folder, given, objects):
+        return _run_all(planned, folder, jobs, target, on_run_done, run)
 
 
 def _check_target(target: float | None, metric: str) -> None:
@@ -188,7 +190,21 @@ def resume_comparison(
     plan, tree = read_json(folder / "plan.json"), read_toml(folder / "compare.toml")
     planned = cells(tree, plan["strategies"], plan["seeds"])
     run = _cell_runner(given, objects or {}, jobs)
-    return _run_all(planned, folder, jobs, plan["target"], on_run_done, run)
+    with _resumable(folder, given, objects):
+        return _run_all(planned, folder, jobs, plan["target"], on_run_done, run)
+
+
+@contextmanager
+def _resumable(
+    folder: Path, given: Given | None, objects: Mapping[str, AnyStrategy] | None
+) -> Iterator[None]:
+    """The message of an interruption names the comparison to continue, not one of its runs."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as stop:
+        in_python = bool(objects) or not (given or Given()).is_empty
+        again = how_to_resume(folder, in_python, "compare")
+        raise Interrupted(f"interrupted; continue with {again}") from stop
 
 
 def _run_all(

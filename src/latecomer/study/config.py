@@ -368,6 +368,8 @@ def read_toml(path: Path) -> Tree:
     """The config in a file; for the folder of a Flower app one that runs it."""
     if path.is_dir():
         return {"app": {"path": str(path)}, "fleet": {"devices": APP_DEVICES}}
+    if path.name == "pyproject.toml":
+        raise BadInput(f"{path}: not a config; for a Flower app give its folder, {path.parent}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

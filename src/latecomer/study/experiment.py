@@ -92,6 +92,7 @@ class Experiment:
         given: Given | None = None,
     ) -> None:
         given = given or Given()
+        self.in_python = strategy is not None or not given.is_empty
         self.recipe = _recipe(config, strategy)
         if strategy is not None:
             name = reference(strategy, made=self.recipe.name)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -44,6 +45,19 @@ class Given:
         if not isinstance(self.metrics, Mapping):
             kind = type(self.metrics).__name__
             raise BadInput(f"metrics: a {kind}; allowed are names in a list, or {{name: function}}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the config decides everything."""
+        objects = {name: value for name, value in vars(self).items() if name != "metrics"}
+        return not self.metrics and all(value is None for value in objects.values())
+
+
+def how_to_resume(folder: Path, in_python: bool, command: str = "run") -> str:
+    """The command, or with objects of Python the call, that continues a run or comparison."""
+    if in_python:
+        return f"`latecomer.{command}(resume={str(folder)!r}, ...)` and the same objects"
+    return f"`latecomer {command} --resume {folder}`"
 
 
 def reference(value: object, name: str = "", made: str = "") -> str:

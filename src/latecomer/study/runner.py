@@ -28,7 +28,7 @@ from latecomer.study.early_stopping import EarlyStopping
 from latecomer.study.evaluate import Evaluator
 from latecomer.study.experiment import Experiment
 from latecomer.study.files import EventLog, Table, write_atomically, write_models
-from latecomer.study.given import Given
+from latecomer.study.given import Given, how_to_resume
 from latecomer.study.learning_rate import RateWarning
 from latecomer.study.metrics import LocalScores, Scores
 from latecomer.study.results import flatten, read_json, without_nan
@@ -63,7 +63,7 @@ def new_folder(path: Path) -> Path:
     """Create the folder of a run; existing files are never changed."""
     try:
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise BadInput(f"{path}: exists already; choose another --out, or --resume it")
+            raise BadInput(f"{path}: exists already; name another folder as out, or resume it")
         path.mkdir(parents=True, exist_ok=True)
         test = path / "write-test.new"
         test.touch()
@@ -85,7 +85,7 @@ def start_run(
     experiment = Experiment(config, strategy, given)
     existed = os.path.isdir(folder)
     new_folder(folder)
-    with FolderLock(folder), _errors_in_one_line(folder):
+    with FolderLock(folder), _errors_in_one_line(experiment, folder):
         write_atomically(folder / "config.toml", experiment.config.to_toml())
         write_atomically(folder / "fleet.json", json.dumps(_fleet(experiment)) + "\n")
         if experiment.data_fingerprint:
@@ -127,7 +127,7 @@ def resume_run(
     Checkpoints(folder / "checkpoint", {}, changed).check_settings(config_settings(config))
     experiment = Experiment(config, strategy, given)
     _check_fingerprint(folder, experiment)
-    with FolderLock(folder), _errors_in_one_line(folder):
+    with FolderLock(folder), _errors_in_one_line(experiment, folder):
         return _completed(experiment, folder, progress, changed)
 
 
@@ -146,11 +146,11 @@ def _completed(
     except BadInput as error:
         if not run.server.accepted:
             raise
-        raise RunFailed(f"{folder}: {error}; {_then_resume(folder)}") from error
+        raise RunFailed(f"{folder}: {error}; {_then_resume(experiment, folder)}") from error
 
 
-def _then_resume(folder: Path) -> str:
-    return f"when that is fixed, `latecomer run --resume {folder}`"
+def _then_resume(experiment: Experiment, folder: Path) -> str:
+    return f"when that is fixed, {how_to_resume(folder, experiment.in_python)}"
 
 
 def _check_fingerprint(folder: Path, experiment: Experiment) -> None:
@@ -185,7 +185,7 @@ def _fleet(experiment: Experiment) -> dict[str, Any]:
 
 
 @contextmanager
-def _errors_in_one_line(folder: Path) -> Iterator[None]:
+def _errors_in_one_line(experiment: Experiment, folder: Path) -> Iterator[None]:
     """Turn any exception of a run into RunFailed with one line; the cause stays attached."""
     try:
         yield
@@ -193,7 +193,7 @@ def _errors_in_one_line(folder: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RunFailed(f"{folder}: {reason}; {_then_resume(folder)}") from error
+        raise RunFailed(f"{folder}: {reason}; {_then_resume(experiment, folder)}") from error
     except torch.OutOfMemoryError as error:
         raise RunFailed(
             f"{folder}: out of memory on the accelerator: {first_line(error)}; continue with"
@@ -297,7 +297,8 @@ class _Run:
                     f"{done}; a strategy of Flower's cannot be resumed, only started again"
                 )
             self._save()
-            raise Interrupted(f"{done}; continue with `latecomer run --resume {self.folder}`")
+            again = how_to_resume(self.folder, self.experiment.in_python)
+            raise Interrupted(f"{done}; continue with {again}")
         if self.server.stopped and not self.server.accepted:
             raise RunFailed(f"{self.folder}: no update could be used: {reason}; {self._suspects()}")
         if self.evaluated != (self.server.accepted, self.server.store.commits):
@@ -306,6 +307,8 @@ class _Run:
 
     def _suspects(self) -> str:
         """Which settings may be the cause if no update is finite, as a question."""
+        if self.experiment.app is not None:
+            return "does the app's train function give NaN, or is its learning rate too large?"
         own = {
             "objective.loss": self.experiment.scoring.objective.function,
             "training.function": self.experiment.train,
