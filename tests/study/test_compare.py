@@ -312,7 +312,9 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs[:, 0] - targets).square()
 
 
-def test_a_comparison_takes_the_python_objects_of_a_run(tmp_path: Path) -> None:
+def test_a_comparison_takes_the_python_objects_of_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
     given: dict[str, Any] = {
         "data": (x, x.sum(1)),
@@ -327,6 +329,11 @@ def test_a_comparison_takes_the_python_objects_of_a_run(tmp_path: Path) -> None:
     assert list(whole.table["strategy"]) == ["mine", "later"]
     assert whole.table["largest"].notna().all()
     assert (tmp_path / "all/report.html").is_file()
+    assert "note: " not in caplog.text
+    gap = torch.where(x.sum(1) > 1, torch.nan, x.sum(1)).numpy()
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": gap})
+    latecomer.run(tree, tmp_path / "gaps", **{**given, "data": frame})
+    assert "rows have no target and are dropped" in caplog.text
     for label, strategy in strategies.items():
         single = latecomer.run(tree, tmp_path / label, strategy, **given)
         assert whole.runs[label, 1].summary["model_hash"] == single.summary["model_hash"]

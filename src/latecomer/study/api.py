@@ -16,6 +16,7 @@ from latecomer.study.advice.advice import advise as advise_on
 from latecomer.study.compare import AnyStrategy, resume_comparison
 from latecomer.study.compare import compare as compare_all
 from latecomer.study.config import APP_DEVICES, Tree, merged, parse, quickstart, read_toml
+from latecomer.study.experiment import Experiment
 from latecomer.study.files import numbered_folder
 from latecomer.study.given import Given
 from latecomer.study.metrics import Metric
@@ -27,10 +28,18 @@ ConfigLike = Mapping[str, Any] | str | Path | None
 
 
 class _Logged(Silent):
-    """Warnings of a run go to the logger `latecomer`, which prints them unless configured."""
+    """Notes and warnings of a run go to the logger `latecomer`, which prints them by default."""
+
+    def started(self, experiment: Experiment, folder: Path) -> None:
+        for note in experiment.notes:
+            _log_note(note)
 
     def warned(self, text: str) -> None:
         logging.getLogger("latecomer").warning(text)
+
+
+def _log_note(note: str) -> None:
+    logging.getLogger("latecomer").warning("note: %s", note)
 
 
 def run(
@@ -135,7 +144,10 @@ def compare(
         resume_comparison(folder, jobs, given=given, objects=objects)
     else:
         tree, folder = merged(_tree(config), named), Path(out)
-        compare_all(tree, list(strategies), seeds, folder, jobs, given=given, objects=objects)
+        names = list(strategies)
+        compare_all(
+            tree, names, seeds, folder, jobs, on_note=_log_note, given=given, objects=objects
+        )
     write_report(folder)
     return Comparison(folder)
 

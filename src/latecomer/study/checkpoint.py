@@ -164,7 +164,8 @@ def _read(source: Path) -> Any:
         document = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
             raise BadInput(
-                f"{source}: checkpoint format {document['format']}, this version reads {FORMAT}"
+                f"{source}: checkpoint format {document['format']}, this version reads {FORMAT};"
+                " resume with the version that wrote it, or start again in a new folder"
             )
         checksums = json.loads((source / CHECKSUMS).read_text(encoding="utf-8"))
         for file in FILES:
