@@ -112,6 +112,13 @@ def test_a_lazy_model_that_does_not_fit_is_refused() -> None:
         flat_model(net, (4,), 2)
 
 
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d(), nn.Linear(3, 2))
+    with pytest.raises(BadInput, match="cannot be copied; give a function that makes it"):
+        flat_model(net, (4,), 2)
+    assert flat_model(lambda: nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(4, 2)), (4,), 2)
+
+
 def test_dropout_that_drops_nothing_is_fine() -> None:
     module = nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 2))
     assert examine(module, torch.zeros(2, 4), classification(2)) == Traits()

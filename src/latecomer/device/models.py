@@ -10,7 +10,7 @@ from latecomer.device import zoo
 from latecomer.device.custom import made_by
 from latecomer.device.zoo import Shape
 from latecomer.errors import BadInput, unknown
-from latecomer.loading import load_callable
+from latecomer.loading import first_line, load_callable
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,13 @@ def build_model(
                 f"{label_of(name)}: width {width:g} needs a callable that takes width=, not a"
                 " module; submodels.level = 'none' gives every device the whole model"
             )
-        return copy.deepcopy(name)
+        try:
+            return copy.deepcopy(name)
+        except Exception as error:  # e.g. a lazy BatchNorm, or a lock in the module
+            raise BadInput(
+                f"{label_of(name)}: the module cannot be copied; give a function that makes it:"
+                f" {first_line(error)}"
+            ) from error
     if not isinstance(name, str):
         return made_by(name, label_of(name), input_shape, num_classes, width)
     if ":" in name:
