@@ -76,7 +76,7 @@ def test_every_key_is_there_with_its_default():
     fields = Config.model_fields
     for name in ("data", "fleet", "model", "training", "submodels", "privacy", "server"):
         check_keys(f"`[{name}]`", fields[name].annotation)
-    for name in ("app", "engine", "stop"):
+    for name in ("app", "attack", "engine", "stop"):
         check_keys(f"`[{name}]`", fields[name].annotation)
     check_keys("`[log]`", fields["log"].annotation, "log.")
     for name in ("evaluate", "checkpoint"):

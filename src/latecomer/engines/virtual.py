@@ -42,6 +42,7 @@ from latecomer.core.outcomes import (
 from latecomer.core.server import Server
 from latecomer.core.strategy import Stateful
 from latecomer.device.client import Rebases
+from latecomer.engines.attack import Attack
 from latecomer.engines.memory import keep_freed_memory, rare_collections
 from latecomer.engines.trainers import OneByOne
 from latecomer.fleet.fleet import Fleet
@@ -148,6 +149,7 @@ class VirtualEngine(Stateful):
         self.server, self.fleet, self.trainer = server, fleet, trainer
         self.costs = costs or ServerCosts()
         self.on_note = on_note
+        self.attack = Attack()  # none; to be replaced before the run
         self.now = 0.0
         self.bytes_up = self.bytes_down = self.bytes_saved = 0
         self._free_at = 0.0  # when the server has finished its work; tasks are sent at that time
@@ -261,7 +263,8 @@ class VirtualEngine(Stateful):
             self._rebases.pop(task_id, None)
             return Update(task_id, None, 1)
         rebases = self._rebases.pop(task_id, None)
-        return self.trainer.update(task, rebases) if rebases else self.trainer.update(task)
+        made = self.trainer.update(task, rebases) if rebases else self.trainer.update(task)
+        return self.attack.changed(made, task)
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -298,6 +301,7 @@ class VirtualEngine(Stateful):
     def _send(self, task: Task) -> None:
         down, up = task.bytes_down, wire_bytes(task.params)
         task.began = self._free_at
+        self.attack.sent(task, self.server.accepted)
         task_times = self.fleet.task_times(
             task.device, task.number, self._free_at, self.trainer.examples(task), down, up
         )
@@ -340,12 +344,18 @@ class VirtualEngine(Stateful):
 
     def state(self) -> dict[str, Any]:
         # The heap may be long: its items, which are never changed, are not copied.
-        return {**super().state(), "heap": list(self._heap), "trainer": self.trainer.state()}
+        return {
+            **super().state(),
+            "heap": list(self._heap),
+            "trainer": self.trainer.state(),
+            "attack": self.attack.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._heap = list(state["heap"])
         self.trainer.restore(state["trainer"])
+        self.attack.restore(state["attack"])
         for time, _, item in self._heap:
             # Tasks that continue from a newer model are not trained ahead.
             if (

@@ -13,6 +13,7 @@ class RandomStream(IntEnum):
     TIERS = 0xF1EE03
     GAMMA = 0xF1EE04
     PHONES = 0xF1EE05
+    ATTACK = 0xF1EE06
 
 
 def stream_rng(seed: int, stream: RandomStream, *indices: int) -> np.random.Generator:

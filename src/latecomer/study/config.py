@@ -260,6 +260,21 @@ class ServerConfig(Section):
     most_refused: Literal["continue", "stop"] = "continue"
 
 
+class AttackConfig(Section):
+    """Hostile devices of a simulation (`engines.attack`); none with a share of 0.
+
+    devices: share of the devices with data, chosen by the seed. begin: client updates that are
+    accepted before the first hostile task is sent.
+    """
+
+    kind: Literal[
+        "none", "sign-flip", "scale", "noise", "label-flip", "free-rider", "claim-examples"
+    ] = "none"
+    devices: float = Field(0.0, ge=0, le=1)
+    strength: float = Field(10.0, gt=0, le=1e12)
+    begin: int = Field(0, ge=0)
+
+
 class EngineConfig(Section):
     """How local training is computed: the kernel, memory for a batch of tasks, torch device."""
 
@@ -343,6 +358,7 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     personalise: PersonaliseConfig = PersonaliseConfig()
     server: ServerConfig = ServerConfig()
+    attack: AttackConfig = AttackConfig()
     engine: EngineConfig = EngineConfig()
     stop: StopConfig = StopConfig()
     evaluate: EvaluateConfig = EvaluateConfig()

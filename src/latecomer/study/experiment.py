@@ -26,6 +26,7 @@ from latecomer.device.objective import Objective
 from latecomer.device.own_training import TrainFunction
 from latecomer.device.privacy import Privacy
 from latecomer.device.training import average_loss
+from latecomer.engines.attack import Attack, hostile_devices
 from latecomer.engines.trainers import Batched, OneByOne, TaskClient, batch_size
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput
@@ -133,6 +134,7 @@ class Experiment:
         official = self.config.data.test == "official"
         self.data = LocalData(self.federation, drift, official, self.config.seed)
         self._check_privacy()
+        self._check_attack()
         if self.strategy.prepare(self.spec).clip:
             private = self.config.privacy.epsilon > 0
             setting = "privacy.where = 'step'" if private else "training.clip"
@@ -237,6 +239,21 @@ class Experiment:
             if len(part.y)
         }
 
+    @cached_property
+    def hostile(self) -> frozenset[int]:
+        """The hostile devices; none if all data are pooled on one machine."""
+        settings = self.config.attack
+        if settings.kind == "none" or self.recipe.pooled:
+            return frozenset()
+        return hostile_devices(self.clients, settings.devices, self.config.seed)
+
+    def _attack(self) -> Attack:
+        """The attack of one run, at its beginning."""
+        settings = self.config.attack
+        return Attack(
+            settings.kind, self.hostile, settings.strength, settings.begin, self.config.seed
+        )
+
     def _fleet(self, config: Config) -> Fleet:
         """The fleet of the config, with its late devices."""
         settings = config.fleet
@@ -316,27 +333,32 @@ class Experiment:
         costs = ServerCosts(
             settings.merge_seconds, settings.evaluate_seconds, settings.compensate_seconds
         )
+        attack = self._attack()
+        trainer = self._trainer(attack.clients(self.clients))
         if isinstance(server.strategy.merge, FlowerRounds):
             from latecomer.engines.virtual_grid import FlowerRoundsEngine
 
-            return FlowerRoundsEngine(
+            engine: VirtualEngine = FlowerRoundsEngine(
                 server,
                 self.fleet,
-                self._trainer(),
+                trainer,
                 self.clients,
                 self.model.layout,
                 self._local_scores,
                 costs,
             )
-        fleet = self._one_machine() if self.recipe.pooled else self.fleet
-        return VirtualEngine(server, fleet, self._trainer(), self.clients, costs)
+        else:
+            fleet = self._one_machine() if self.recipe.pooled else self.fleet
+            engine = VirtualEngine(server, fleet, trainer, self.clients, costs)
+        engine.attack = attack
+        return engine
 
-    def _trainer(self) -> OneByOne:
+    def _trainer(self, clients: Mapping[int, TaskClient]) -> OneByOne:
         if self.config.engine.kernel != "batched":
-            return OneByOne(self.clients)
-        examples = max(client.num_examples for client in self.clients.values())
+            return OneByOne(clients)
+        examples = max(client.num_examples for client in clients.values())
         size = batch_size(self.model, self.spec, examples, self.config.engine.memory_mb)
-        return Batched(cast(Mapping[int, Client], self.clients), size)
+        return Batched(cast(Mapping[int, Client], clients), size)
 
     def _local_scores(self, device: int, params: Tensor) -> tuple[dict[str, float], int] | None:
         """Scores of a model on the device's test part, and its number of examples."""
@@ -380,6 +402,15 @@ class Experiment:
                 " local privacy has no meaning there; set privacy.epsilon = 0"
             )
         self.privacy(max(self._sizes))
+
+    def _check_attack(self) -> None:
+        objective, kind = self.scoring.objective, self.config.attack.kind
+        if kind == "label-flip" and not objective.classifies:
+            raise BadInput(
+                f"attack.kind = {kind!r}: needs class labels, and the targets here are of kind"
+                f" {objective.kind!r}; allowed are sign-flip, scale, noise, free-rider and"
+                " claim-examples"
+            )
 
     def _check_own_training(self) -> None:
         """BadInput if a setting needs the built-in training and the user brings another."""

@@ -166,11 +166,12 @@ def _check_fingerprint(folder: Path, experiment: Experiment) -> None:
 
 
 def _fleet(experiment: Experiment) -> dict[str, Any]:
-    """fleet.json: which devices are late, when they are reachable, and their widths."""
+    """fleet.json: which devices are late or hostile, when they are reachable, and their widths."""
     fleet, names = experiment.fleet, experiment.federation.class_names
     return {
         "devices": len(experiment.federation.clients),
         "late": sorted(fleet.late),
+        "hostile": sorted(experiment.hostile),
         "affected": [names[label] for label in experiment.config.fleet.late.classes],
         "windows": {
             device: (profile.period, profile.windows)

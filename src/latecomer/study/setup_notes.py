@@ -28,6 +28,14 @@ def setup_notes(
     late = config.fleet.late
     if late.only and not late.delay:
         yield "fleet.late.only with a fleet.late.delay of 0: no device is late, except by its speed"
+    attack = config.attack
+    if (attack.kind != "none") != (attack.devices > 0):
+        yield (
+            f"attack.kind = {attack.kind!r} with attack.devices = {attack.devices:g}: no device is"
+            " hostile; set both"
+        )
+    elif attack.devices and recipe.pooled:
+        yield f"{name} pools all data on one machine: no device is hostile (attack.kind)"
     private = config.privacy.epsilon > 0
     if recipe.private and not private:
         yield f"{name} without privacy: privacy.epsilon is 0, no noise is added"
