@@ -25,7 +25,7 @@ from latecomer.core.server import Server
 from latecomer.errors import BadInput
 from latecomer.study.resumed import Settings, differences, listed
 
-FORMAT = 11
+FORMAT = 12
 FILES = ("state.json", "state.safetensors")
 CHECKSUMS = "sha256.json"  # file -> sha256 of its content
 
