@@ -243,7 +243,8 @@ class DeviceOfExperiment(Agent):
     """A device with the client of a simulation: its data and random streams."""
 
     def __init__(self, client: Client, folder: Path) -> None:
-        super().__init__(f"device-{client.device}", client.networks, client.data, folder)  # type: ignore[arg-type]
+        name = f"device-{client.device}"
+        super().__init__(name, client.networks, lambda: (client.x, client.y), folder)
         self.client = client
 
     def _client(self) -> Client:
