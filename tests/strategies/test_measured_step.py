@@ -23,11 +23,12 @@ LARGE = 10**9  # members: only SAFE / L bounds the gain from above
 HALVES = [Submodel(name, torch.tensor(index)) for name, index in (("a", [0, 1]), ("b", [2, 3]))]
 
 
-def update(base, delta, device=0, factor=1.0, weight=1.0, staleness=0, submodel=None):
+def update(base, delta, device=0, factor=1.0, weight=1.0, staleness=0, submodel=None, noise=0.0):
     """An update and the factor that clips it."""
     base, delta = torch.tensor(base), torch.tensor(delta)
     task = Task(0, device, 0, "main", 0, TrainSpec(), base, submodel=submodel)
-    return Contribution(task, Update(0, delta, 1), base, delta, "main", staleness, weight), factor
+    answer = Update(0, delta, 1, noise_std=noise)
+    return Contribution(task, answer, base, delta, "main", staleness, weight), factor
 
 
 def commit(step, *updates, members=LARGE, gain=None, relative=math.inf):
@@ -198,11 +199,25 @@ def test_a_forgotten_device_leaves_the_sums():
     assert step._lipschitz(1) is None
 
 
-def test_the_factor_applies_to_the_delta():
+def test_the_factor_applies_to_the_delta_and_its_noise():
     step = MeasuredStep()
     commit(step, update(HERE, (1.0, 1.0)))
-    found = commit(step, update(MOVED, (2.6, 2.8), factor=0.5), gain=1e9)
-    assert found == pytest.approx(SAFE / 0.1)
+    found = commit(step, update(MOVED, (2.6, 2.8), factor=0.5, noise=0.6), gain=1e9)
+    assert found == pytest.approx(SAFE / (math.sqrt(0.25 - 2 * 0.09) / 5))
+
+
+def test_known_noise_is_subtracted_from_what_a_device_shares_with_none():
+    """Squared changes of 4 * 0.25 each on two coordinates; the noise of two updates, weight 2."""
+    step = MeasuredStep()
+    for base, delta, noise in ((HERE, (1.0, 1.0), 0.2), (MOVED, (1.3, 1.4), 0.1)):
+        commit(step, *(update(base, delta, d, weight=2.0, noise=noise) for d in (0, 1)))
+    own, others = 2 * (0.25 - 2 * (0.04 + 0.01)), 2 * 0.25
+    expected = math.sqrt((own + 4 * others) / (50 + 4 * 50))
+    assert step._lipschitz(5) == pytest.approx((expected, 0.1), rel=1e-5)
+    commit(step, update(HERE, (1.3, 1.4), noise=99.0))  # more noise than change
+    assert step._lipschitz(1) == (0.0, pytest.approx(0.0, abs=1e-3))
+    step.forget(0)
+    assert step._lipschitz(1)[0] == pytest.approx(math.sqrt(0.25 - 2 * 0.05) / 5, rel=1e-5)
 
 
 def test_a_change_of_sub_model_is_no_second_update():

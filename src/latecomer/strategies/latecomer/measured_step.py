@@ -17,13 +17,13 @@ explain; the pairs of two devices do not. Two estimates follow:
     L   as if all members had reported twice: own + (members - 1) / (devices - 1) * others
     L_0 from the pairs of two devices alone, without noise
 
-with own and others the sums over the two kinds of pairs. All are computed on `COORDINATES` random
-coordinates.
+with own and others the sums over the two kinds of pairs; the variance of known privacy noise is
+subtracted from own. All are computed on `COORDINATES` random coordinates.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,14 +49,17 @@ class Visit:
     """Base and delta of a device's last update, on the measured coordinates of its sub-model.
 
     `change` and `move` are the differences to its previous update, None if there is none.
+    `noise_std` is the privacy noise per coordinate of the delta, `noise` its variance in `change`.
     """
 
     submodel: str
     base: Tensor
     delta: Tensor
     weight: float
+    noise_std: float = 0.0
     change: Tensor | None = None
     move: Tensor | None = None
+    noise: float = 0.0
 
 
 @portable
@@ -66,12 +69,14 @@ class Changes:
 
     change, move: weight * change and weight * movement.
     own_change, own_move: the squared norms of these terms.
+    noise: the privacy noise in `own_change`.
     """
 
     change: Tensor
     move: Tensor
     own_change: float = 0.0
     own_move: float = 0.0
+    noise: float = 0.0
     weight: float = 0.0
     devices: int = 0
 
@@ -85,6 +90,7 @@ class Changes:
         self.move = self.move + sign * move
         self.own_change += sign * change.dot(change).item()
         self.own_move += sign * move.dot(move).item()
+        self.noise += sign * visit.weight**2 * visit.noise * change.numel()
         self.weight += sign * visit.weight
         self.devices += sign
 
@@ -94,7 +100,7 @@ class Changes:
         change = self.change.dot(self.change).item() - self.own_change
         move = self.move.dot(self.move).item() - self.own_move
         return (
-            scale * (own * self.own_change + others * change),
+            scale * (own * (self.own_change - self.noise) + others * change),
             scale * (own * self.own_move + others * move),
         )
 
@@ -177,10 +183,15 @@ class MeasuredStep(Stateful):
         base, delta = contribution.base[index], contribution.delta[index] * factor
         before = self._visits.get(device)
         self.forget(device)
-        change = move = None
+        noise_std = contribution.update.noise_std * factor
+        visit = Visit(submodel, base, delta, contribution.weight, noise_std)
         if before is not None and before.submodel == submodel and contribution.weight > 0:
-            change, move = delta - before.delta, base - before.base
-        visit = Visit(submodel, base, delta, contribution.weight, change, move)
+            visit = replace(
+                visit,
+                change=delta - before.delta,
+                move=base - before.base,
+                noise=noise_std**2 + before.noise_std**2,
+            )
         self._visits[device] = visit
         if submodel not in self._changes:
             zero = torch.zeros(len(index), dtype=torch.float64)
