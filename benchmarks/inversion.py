@@ -37,7 +37,7 @@ from torch import Tensor
 from latecomer.core.messages import TrainSpec
 from latecomer.data.dataset import Dataset
 from latecomer.data.federated_dataset import ClientData, Examples, FederatedDataset, federate
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.kernel import CompiledKernel, compiled_kernel
 from latecomer.device.training import local_update, plan_batches, task_rng
@@ -168,7 +168,7 @@ def trained(
 
 @cache
 def dataset(source: str, path: str) -> Dataset:
-    return load(source, path)
+    return load_dataset(source, path)
 
 
 def federation(problem: Problem, devices: int, alpha: float, seed: int) -> FederatedDataset:

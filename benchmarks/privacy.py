@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from latecomer.core.messages import TrainSpec
 from latecomer.data.scaling import moments, standardise
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.device.flat import FlatModel, flat_model
 from latecomer.device.training import local_update, plan_batches
 from latecomer.strategies.parts.inversion import (
@@ -94,7 +94,7 @@ class Data:
 
     def __init__(self, setting: Setting, folder: Path | None) -> None:
         path = str(folder / setting.file) if folder is not None and setting.file else ""
-        found = load(setting.source, path)
+        found = load_dataset(setting.source, path)
         x = found.x if found.x.ndim == 4 else standardise(found.x, moments(found.x))
         order = torch.randperm(len(x), generator=seeded(0))
         self.x, self.y = torch.from_numpy(x)[order], torch.from_numpy(found.y)[order]

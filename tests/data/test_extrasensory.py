@@ -6,7 +6,7 @@ import pytest
 
 from latecomer.data.dataset import SourceOptions
 from latecomer.data.extrasensory import COLUMNS, MAIN_ACTIVITIES, PAPER_SENSORS, SENSORS
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.errors import BadInput
 
 # How many columns the published files have of each sensor.
@@ -68,7 +68,7 @@ def test_the_layout_is_the_published_one() -> None:
 @pytest.mark.parametrize("missing", ["nan", ""])
 def test_six_exclusive_labels(tmp_path: Path, missing: str) -> None:
     two_users(tmp_path, missing)
-    data = load("extrasensory", str(tmp_path))
+    data = load_dataset("extrasensory", str(tmp_path))
     assert data.class_names == MAIN_ACTIVITIES
     assert data.subject is not None
     assert data.subject.tolist() == ["A", "B", "B"]
@@ -89,14 +89,14 @@ def test_six_exclusive_labels(tmp_path: Path, missing: str) -> None:
 
 def test_one_label_as_a_task(tmp_path: Path) -> None:
     two_users(tmp_path)
-    data = load("extrasensory", str(tmp_path), SourceOptions(label="OR_indoors"))
+    data = load_dataset("extrasensory", str(tmp_path), SourceOptions(label="OR_indoors"))
     assert data.class_names == ("not OR_indoors", "OR_indoors")
     assert data.y.tolist() == [0, 1]
 
 
 def test_all_labels_at_once(tmp_path: Path) -> None:
     two_users(tmp_path)
-    data = load("extrasensory", str(tmp_path), SourceOptions(label="all"))
+    data = load_dataset("extrasensory", str(tmp_path), SourceOptions(label="all"))
     assert data.class_names == tuple(LABELS)
     assert data.y.shape == (5, 51)
     assert data.subject is not None
@@ -110,7 +110,7 @@ def test_all_labels_at_once(tmp_path: Path) -> None:
 def test_a_choice_of_sensors(tmp_path: Path) -> None:
     two_users(tmp_path)
     options = SourceOptions(sensors=("watch-compass", "time-of-day"))
-    data = load("extrasensory", str(tmp_path), options)
+    data = load_dataset("extrasensory", str(tmp_path), options)
     # The last feature has no value in any row.
     assert data.x.shape == (3, 9 + 8 - 1)
     assert any("1 features have no value" in note for note in data.notes)
@@ -123,7 +123,7 @@ def test_missing_values_stay_missing(tmp_path: Path) -> None:
     fields = text[1].split(",")
     fields[1], fields[2] = "nan", ""
     write(tmp_path, "A", [fields, text[2].split(",")])
-    data = load("extrasensory", str(tmp_path))
+    data = load_dataset("extrasensory", str(tmp_path))
     assert np.isnan(data.x[0, :2]).all()
     assert not np.isnan(data.x[1]).any()
 
@@ -131,7 +131,7 @@ def test_missing_values_stay_missing(tmp_path: Path) -> None:
 def test_bad_folders_and_files(tmp_path: Path) -> None:
     def complaint(options: SourceOptions | None = None) -> str:
         with pytest.raises(BadInput) as caught:
-            load("extrasensory", str(tmp_path), options)
+            load_dataset("extrasensory", str(tmp_path), options)
         return str(caught.value)
 
     assert "no file ends in .features_labels.csv.gz" in complaint()
@@ -152,4 +152,4 @@ def test_bad_folders_and_files(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     assert "A.features_labels.csv.gz: cannot be read" in complaint()
     with pytest.raises(BadInput, match="is a file"):
-        load("extrasensory", str(path))
+        load_dataset("extrasensory", str(path))

@@ -7,7 +7,7 @@ import pytest
 
 from latecomer.data.dataset import SourceOptions
 from latecomer.data.frames import contents, read_csv
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.errors import BadInput
 
 TEXT = """id,age,city,member,who,label
@@ -88,13 +88,13 @@ def test_parquet_is_read_like_csv(tmp_path: Path) -> None:
     table = pd.read_csv(path)
     table.to_parquet(tmp_path / "t.parquet")
     given = options(subject="who", ignore=("id",))
-    one, other = read_csv(path, given), load("parquet", str(tmp_path / "t.parquet"), given)
+    one, other = read_csv(path, given), load_dataset("parquet", str(tmp_path / "t.parquet"), given)
     np.testing.assert_array_equal(one.x, other.x)
     np.testing.assert_array_equal(one.y, other.y)
     assert one.class_names == other.class_names
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(BadInput, match=r"bad.parquet: cannot be read"):
-        load("parquet", str(tmp_path / "bad.parquet"))
+        load_dataset("parquet", str(tmp_path / "bad.parquet"))
 
 
 @pytest.mark.parametrize(

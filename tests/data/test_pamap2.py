@@ -5,7 +5,7 @@ import pytest
 
 from latecomer.data.dataset import SourceOptions
 from latecomer.data.pamap2 import ACTIVITIES
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.errors import BadInput
 
 
@@ -39,7 +39,7 @@ SHORT = SourceOptions(length=4, step=2)
 
 def test_windows_of_one_activity(tmp_path: Path) -> None:
     two_subjects(tmp_path)
-    data = load("pamap2", str(tmp_path), SHORT)
+    data = load_dataset("pamap2", str(tmp_path), SHORT)
     assert data.x.shape == (3 + 2 + 3, 4, 31)
     assert data.class_names == ("lying", "walking")
     assert data.y.tolist() == [0] * 3 + [1] * 5
@@ -56,7 +56,7 @@ def test_windows_of_one_activity(tmp_path: Path) -> None:
 
 def test_the_heart_rate_is_held(tmp_path: Path) -> None:
     two_subjects(tmp_path)
-    data = load("pamap2", str(tmp_path), SHORT)
+    data = load_dataset("pamap2", str(tmp_path), SHORT)
     assert data.x[0, :, 0].tolist() == [100] * 4  # rows 3 to 6, the first beat is at 5
     assert data.x[3, :, 0].tolist() == [120] * 4  # rows 14 to 17
 
@@ -64,7 +64,7 @@ def test_the_heart_rate_is_held(tmp_path: Path) -> None:
 def test_choices(tmp_path: Path) -> None:
     two_subjects(tmp_path)
     options = SourceOptions("both", ("chest",), activities=(4, 9), length=4)
-    data = load("pamap2", str(tmp_path / "PAMAP2_Dataset"), options)
+    data = load_dataset("pamap2", str(tmp_path / "PAMAP2_Dataset"), options)
     assert data.class_names == ("walking", "watching TV")
     assert data.x.shape[1:] == (4, 10)
     assert data.x[0, 0, 0] == pytest.approx(14.2)  # row 14, column 21 of the published table
@@ -73,7 +73,7 @@ def test_choices(tmp_path: Path) -> None:
 
 def test_no_orientation_and_no_saturated_acceleration(tmp_path: Path) -> None:
     two_subjects(tmp_path)
-    data = load("pamap2", str(tmp_path), SourceOptions(sensors=("hand",), length=4, step=2))
+    data = load_dataset("pamap2", str(tmp_path), SourceOptions(sensors=("hand",), length=4, step=2))
     columns = np.round((data.x[0, 0] - data.x[0, 0, 0]) * 100).astype(int)
     assert columns.tolist() == [0, 1, 2, 3, 7, 8, 9, 10, 11, 12]
     assert not np.isnan(data.x).any()
@@ -98,7 +98,7 @@ def test_the_table_of_activities() -> None:
 def test_bad_options(tmp_path: Path, options: SourceOptions, message: str) -> None:
     two_subjects(tmp_path)
     with pytest.raises(BadInput, match=message):
-        load("pamap2", str(tmp_path), options)
+        load_dataset("pamap2", str(tmp_path), options)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_bad_options(tmp_path: Path, options: SourceOptions, message: str) -> No
 def test_damaged_files(tmp_path: Path, lines: list[str], message: str) -> None:
     write(tmp_path, 101, lines)
     with pytest.raises(BadInput, match=message):
-        load("pamap2", str(tmp_path), SHORT)
+        load_dataset("pamap2", str(tmp_path), SHORT)
 
 
 def test_a_wrong_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no Protocol"):
-        load("pamap2", str(tmp_path))
+        load_dataset("pamap2", str(tmp_path))
     (tmp_path / "Protocol").mkdir()
     with pytest.raises(BadInput, match=r"no subject10N\.dat"):
-        load("pamap2", str(tmp_path))
+        load_dataset("pamap2", str(tmp_path))

@@ -11,7 +11,7 @@ import pytest
 from latecomer.data import extrasensory, uci_har
 from latecomer.data.dataset import SourceOptions
 from latecomer.data.federated_dataset import federate
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("LATECOMER_DATA") or ROOT.parent / "shared" / "data")
@@ -25,7 +25,7 @@ def real(name: str) -> str:
 
 
 def test_uci_har() -> None:
-    data = load("npz", real("uci_har.npz"))
+    data = load_dataset("npz", real("uci_har.npz"))
     assert data.x.shape == (10299, 265)
     assert data.subject is not None
     assert len(np.unique(data.subject)) == 30
@@ -47,7 +47,7 @@ def test_uci_har() -> None:
 
 
 def test_mnist() -> None:
-    data = load("mnist", real("mnist.npz"))
+    data = load_dataset("mnist", real("mnist.npz"))
     assert data.x.shape == (70000, 1, 28, 28)
     assert (data.x.min(), data.x.max()) == (0, 1)
     assert data.test is not None
@@ -63,7 +63,7 @@ def folder(name: str) -> Path:
 
 
 def test_extrasensory() -> None:
-    data = load("extrasensory", str(folder("extrasensory")))
+    data = load_dataset("extrasensory", str(folder("extrasensory")))
     assert data.x.shape == (21976, 161)
     assert data.num_classes == 6
     assert data.subject is not None
@@ -90,7 +90,7 @@ def test_uci_har_rows_are_the_published_ones(tmp_path: Path) -> None:
         line = " 0.0000000e+000" * uci_har.FEATURES + "\n"
         (root / split).chmod(0o755)
         (root / split / f"X_{split}.txt").write_text(line * rows)
-    data = load("uci-har", str(tmp_path))
+    data = load_dataset("uci-har", str(tmp_path))
     assert data.x.shape == (7352 + 2947, 561)
     assert data.test is not None
     assert data.test.sum() == 2947
@@ -109,7 +109,7 @@ def test_a_real_line_of_pamap2(tmp_path: Path) -> None:
     lying[1] = "1"
     text = "\n".join([line] + [" ".join(walking)] * 4 + [" ".join(lying)] * 4) + "\n"
     (tmp_path / "Protocol" / "subject101.dat").write_text(text)
-    data = load("pamap2", str(tmp_path), SourceOptions(length=2))
+    data = load_dataset("pamap2", str(tmp_path), SourceOptions(length=2))
     assert data.x.shape == (6, 2, 31)
     assert data.x[0, 0, :3].tolist() == pytest.approx([104, 30, 2.37223])
 
@@ -117,6 +117,6 @@ def test_a_real_line_of_pamap2(tmp_path: Path) -> None:
 def test_watch() -> None:
     if find_spec("seglearn") is None:
         pytest.skip("seglearn is not installed")
-    data = load("watch")
+    data = load_dataset("watch")
     assert data.x.shape == (4677, 100, 6)
     assert data.num_classes == 7

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latecomer.data.sources import SOURCES, load
+from latecomer.data.sources import SOURCES, load_dataset
 from latecomer.errors import BadInput
 
 
@@ -24,7 +24,7 @@ def test_the_registry_describes_itself() -> None:
 
 
 def test_digits() -> None:
-    data = load("digits", "")
+    data = load_dataset("digits", "")
     assert data.x.shape == (1797, 1, 8, 8)
     assert (data.x.min(), data.x.max()) == (0, 1)
     assert data.class_names == tuple("0123456789")
@@ -38,13 +38,13 @@ def test_a_relative_path_is_looked_up_here_then_in_the_data_folder(
     monkeypatch.chdir(tmp_path / "here")
     save(tmp_path / "store" / "a.npz", 1)
     with pytest.raises(BadInput, match=r"a\.npz: no such file or folder"):
-        load("npz", "a.npz")
+        load_dataset("npz", "a.npz")
     monkeypatch.setenv("LATECOMER_DATA", str(tmp_path / "store"))
-    assert load("npz", "a.npz").x[0] == 1
+    assert load_dataset("npz", "a.npz").x[0] == 1
     save(tmp_path / "here" / "a.npz", 2)
-    assert load("npz", "a.npz").x[0] == 2
+    assert load_dataset("npz", "a.npz").x[0] == 2
     with pytest.raises(BadInput, match=r"b.npz: .*store.b.npz \(LATECOMER_DATA\)"):
-        load("npz", "b.npz")
+        load_dataset("npz", "b.npz")
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_a_relative_path_is_looked_up_here_then_in_the_data_folder(
 )
 def test_bad_requests(source: str, path: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        load(source, path)
+        load_dataset(source, path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latecomer.data.dataset import SourceOptions
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.data.uci_har import FEATURES, SAMPLES, SIGNALS
 from latecomer.errors import BadInput
 
@@ -44,7 +44,7 @@ def write(folder: Path, rows: dict[str, int], end: str = "\n") -> dict[str, np.n
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_features(tmp_path: Path, end: str) -> None:
     made = write(tmp_path, {"train": 12, "test": 6}, end)
-    data = load("uci-har", str(tmp_path))
+    data = load_dataset("uci-har", str(tmp_path))
     expected = np.concatenate([made["x_train"], made["x_test"]])
     np.testing.assert_allclose(data.x, expected, rtol=1e-6)
     assert data.class_names == NAMES
@@ -60,7 +60,9 @@ def test_features(tmp_path: Path, end: str) -> None:
 
 def test_inertial_windows(tmp_path: Path) -> None:
     made = write(tmp_path, {"train": 6, "test": 6})
-    data = load("uci-har", str(tmp_path / "UCI HAR Dataset"), SourceOptions(variant="inertial"))
+    data = load_dataset(
+        "uci-har", str(tmp_path / "UCI HAR Dataset"), SourceOptions(variant="inertial")
+    )
     assert data.x.shape == (12, SAMPLES, 9)
     np.testing.assert_allclose(data.x[:6, :, 3], made["body_gyro_x_train"], rtol=1e-6)
 
@@ -93,7 +95,7 @@ def test_damaged_files(tmp_path: Path, name: str, damage: object, message: str) 
     write(tmp_path, {"train": 6, "test": 6})
     damage(tmp_path / "UCI HAR Dataset" / name)  # type: ignore[operator]
     with pytest.raises(BadInput, match=message):
-        load("uci-har", str(tmp_path))
+        load_dataset("uci-har", str(tmp_path))
 
 
 def test_signals_of_different_length(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_signals_of_different_length(tmp_path: Path) -> None:
         tmp_path / "UCI HAR Dataset" / "train" / "Inertial Signals" / "body_acc_x_train.txt"
     )
     with pytest.raises(BadInput, match="differ in length"):
-        load("uci-har", str(tmp_path), SourceOptions(variant="inertial"))
+        load_dataset("uci-har", str(tmp_path), SourceOptions(variant="inertial"))
 
 
 @pytest.mark.parametrize(
@@ -115,4 +117,4 @@ def test_signals_of_different_length(tmp_path: Path) -> None:
 def test_options(tmp_path: Path, options: SourceOptions, message: str) -> None:
     write(tmp_path, {"train": 6, "test": 6})
     with pytest.raises(BadInput, match=message):
-        load("uci-har", str(tmp_path), options)
+        load_dataset("uci-har", str(tmp_path), options)

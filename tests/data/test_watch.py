@@ -8,7 +8,7 @@ import pytest
 
 from latecomer.data import watch
 from latecomer.data.dataset import SourceOptions
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.errors import BadInput
 
 
@@ -25,13 +25,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_the_file(package: Path) -> None:
     with pytest.raises(BadInput, match="pip install --no-deps seglearn"):
-        load("watch")
+        load_dataset("watch")
 
 
 def test_another_file_is_not_unpickled(package: Path) -> None:
     np.save(package, np.array({"X": []}, dtype=object), allow_pickle=True)
     with pytest.raises(BadInput, match="it is not read"):
-        load("watch")
+        load_dataset("watch")
 
 
 def test_windows_by_subject(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +43,13 @@ def test_windows_by_subject(package: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "y_labels": ["PEN", "ABD"],
     }
     monkeypatch.setattr(watch, "_load", lambda path: recorded)
-    data = load("watch", options=SourceOptions(length=4, step=2))
+    data = load_dataset("watch", options=SourceOptions(length=4, step=2))
     assert data.x[:, 0, 0].tolist() == [2, 2, 1, 1, 1]
     assert data.y.tolist() == [1, 1, 0, 0, 0]
     assert data.subject is not None
     assert data.subject.tolist() == [1, 1, 2, 2, 2]
     assert data.notes == ("4 of 18 samples at the ends of recordings fill no window",)
     with pytest.raises(BadInput, match="the longest recording has 9"):
-        load("watch", options=SourceOptions(length=10))
+        load_dataset("watch", options=SourceOptions(length=10))
     with pytest.raises(BadInput, match=r"'watch' has no option data\.sensors"):
-        load("watch", options=SourceOptions(sensors=("hand",)))
+        load_dataset("watch", options=SourceOptions(sensors=("hand",)))

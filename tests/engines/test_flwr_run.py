@@ -17,30 +17,13 @@ pytest.importorskip("ray", reason="needs flwr[simulation]")
 
 import latecomer
 from flower_apps import migrated
+from flwr_processes import QUIET, of_our_own
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "NO_COLOR": "1",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def of_our_own(home):
-    """The processes that were started with this FLWR_HOME; none where there is no /proc."""
-    mark = f"FLWR_HOME={home}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                yield int(process.name)
-        except OSError:
-            continue
+PLAIN = {**QUIET, "NO_COLOR": "1"}
 
 
 def free_port():
@@ -58,7 +41,7 @@ def superlink(tmp_path_factory):
         f'[superlink.test]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
+    env = {**os.environ, **PLAIN, "FLWR_HOME": str(home), "PATH": path}
     command = [BIN / "flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1"]
     with (home / "log").open("w") as log:
         process = subprocess.Popen([*command, "--port", str(port)], env=env, stdout=log, stderr=log)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from latecomer.core.messages import TrainSpec
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.device.flat import flat_model
 from latecomer.device.training import local_update, plan_batches, task_rng
 from latecomer.strategies.parts.inversion import (
@@ -26,7 +26,7 @@ SAMPLES = 6
 @pytest.fixture(scope="module")
 def digits():
     """Digits as short series of eight channels."""
-    found = load("digits")
+    found = load_dataset("digits")
     return torch.from_numpy(found.x).squeeze(1), torch.from_numpy(found.y)
 
 

@@ -9,28 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from flwr_processes import QUIET, of_our_own
+
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
 pytest.importorskip("ray", reason="needs flwr[simulation]")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-digits"
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def of_our_own(home):
-    """The processes that were started with this FLWR_HOME: Flower leaves its SuperLink running."""
-    mark = f"FLWR_HOME={home}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                yield int(process.name)
-        except OSError:
-            continue
 
 
 @pytest.fixture

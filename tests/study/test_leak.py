@@ -20,7 +20,7 @@ from torch import Tensor
 from latecomer.core.messages import ServingSettings
 from latecomer.core.params import digest
 from latecomer.data.federated_dataset import Examples, FederatedDataset
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.device.personalisation import Personalised, personalise
 from latecomer.study import evaluate, local_data
 from latecomer.study.config import Config
@@ -166,12 +166,12 @@ def test_scaling_and_augmentation_do_not_depend_on_features_of_test_rows(
     rows = torch.cat([client.test_rows for client in clients]).numpy()
 
     def changed(*args: Any) -> Any:
-        dataset = load(*args)
+        dataset = load_dataset(*args)
         x = dataset.x.copy()
         x[rows] = 100 - 3 * x[rows]
         return replace(dataset, x=x)
 
-    monkeypatch.setattr(local_data, "load", changed)
+    monkeypatch.setattr(local_data, "load_dataset", changed)
     for client, other in zip(clients, Experiment(config).federation.clients, strict=True):
         assert torch.equal(client.train.x, other.train.x)
         assert torch.equal(client.validation.x, other.validation.x)

@@ -61,9 +61,6 @@ def load_dataset(source: str, path: str = "", options: SourceOptions | None = No
     return SOURCES[source].read(_resolve(path) if path else Path(), options)
 
 
-load = load_dataset  # its name inside the package
-
-
 def _resolve(path: str) -> Path:
     wanted = Path(os.path.expanduser(path))
     # Not Path.exists, which raises on names that the file system does not allow.

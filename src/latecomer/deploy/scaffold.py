@@ -60,9 +60,9 @@ def parse_data(text: str) -> tuple[str, str]:
 
 
 def _shape_of(source: str, path: str) -> tuple[tuple[int, ...], int]:
-    from latecomer.data.sources import load
+    from latecomer.data.sources import load_dataset
 
-    found = load(source, path)
+    found = load_dataset(source, path)
     return tuple(int(size) for size in found.x.shape[1:]), found.num_classes
 
 

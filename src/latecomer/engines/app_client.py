@@ -8,8 +8,6 @@ checkpoints.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -23,13 +21,14 @@ from latecomer.device.client import Rebases
 from latecomer.device.memory import DeviceMemory
 from latecomer.device.seeding import all_seeded
 from latecomer.device.training import layer_stream, mixed
-from latecomer.engines.app_loading import FIRST_NODE, RUN, FirstRequest, Value
+from latecomer.engines.app_loading import RUN, FirstRequest, Value
 from latecomer.engines.flower import ARRAYS, CONFIG, from_records, to_records
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.engines.plain import EXAMPLES, ROUND, PlainFlowerCodec, decode_metrics
+from latecomer.engines.simulated_grid import FIRST_NODE
 from latecomer.engines.wire import InvalidPayload, Payload
 from latecomer.errors import RunFailed
-from latecomer.loading import first_line
+from latecomer.loading import at, first_line
 
 STATE = "context"  # key of the Context's state in the device's memory
 EVALUATION_STREAM = 7  # random stream of evaluations, beside those of tasks
@@ -158,9 +157,7 @@ class AppClient:
             try:
                 reply = runtime.app(message, context)
             except Exception as error:  # a user's app may raise anything
-                frame = extract_tb(error.__traceback__)[-1]
-                place = f"{Path(frame.filename).name}:{frame.lineno}"
-                raise self._failed(kind, f"{first_line(error)} (at {place})") from error
+                raise self._failed(kind, f"{first_line(error)}{at(error)}") from error
         if not isinstance(reply, Message) or reply.has_error():
             reason = reply.error.reason if isinstance(reply, Message) else type(reply).__name__
             raise self._failed(kind, f"no reply but {reason}")

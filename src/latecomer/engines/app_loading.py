@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from latecomer.device.seeding import all_seeded
 from latecomer.engines.flower import only
 from latecomer.engines.flower_private import allow_messages, of_earlier_kind
+from latecomer.engines.simulated_grid import FIRST_NODE, SimulatedGrid
 from latecomer.errors import BadInput, unknown
 from latecomer.loading import at, first_line
 
-FIRST_NODE = 1000  # the node of device 0; Flower reserves small numbers
 RUN = 1  # number of the run in a Context
 HINT = "name a function that returns the initial arrays: app.initial = 'module:callable'"
 
@@ -228,27 +228,11 @@ def _as_array(value: Any) -> np.ndarray:
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
-class _CapturingGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower it is Any
+class _CapturingGrid(SimulatedGrid):
     """A grid that ends the ServerApp with its first messages."""
 
     def __init__(self, devices: int) -> None:
         self.devices = devices
-
-    def set_run(self, run: Any) -> None: ...
-
-    @property
-    def run(self) -> Any:
-        raise RuntimeError("there is no Flower run in virtual time")
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         return [FIRST_NODE + device for device in range(self.devices)]

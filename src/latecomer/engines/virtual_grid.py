@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from latecomer.core.messages import TimerExpired, TrainSpec, wire_bytes
@@ -24,13 +23,13 @@ from latecomer.core.strategy import Assignment
 from latecomer.engines.flower import only
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.engines.memory import keep_freed_memory, rare_collections
+from latecomer.engines.simulated_grid import FIRST_NODE, SimulatedGrid
 from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput, RunFailed
 from latecomer.fleet.fleet import Fleet
 from latecomer.strategies.parts.flower_rounds import FlowerRounds
 
-FIRST_NODE = 1000  # the node of device 0; Flower reserves small numbers
 MAX_ROUNDS = 10**9
 LOST, REFUSED = 5, 2  # Flower's error codes
 EVALUATIONS = 10**6  # offset of the random streams of evaluations from those of tasks
@@ -159,7 +158,7 @@ class _Sent:
     reply: Message | None = None
 
 
-class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower it is Any
+class VirtualGrid(SimulatedGrid):
     """Flower's `Grid` over a simulated fleet; waiting for replies advances virtual time."""
 
     def __init__(
@@ -183,22 +182,6 @@ class VirtualGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower 
             count = len(server.idle)
             self._until(lambda: len(server.idle) > count)
         return sorted(FIRST_NODE + device for device in server.idle)
-
-    def set_run(self, run: Any) -> None: ...
-
-    @property
-    def run(self) -> Any:
-        raise RunFailed("there is no Flower run in virtual time")
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = [self._register(message) for message in messages]

@@ -8,7 +8,7 @@ from latecomer.data.drift import ClientDataStreams, Drift, client_data_streams, 
 from latecomer.data.exclusive_classes import ExclusiveClasses
 from latecomer.data.federated_dataset import Examples, FederatedDataset, federate
 from latecomer.data.given import from_objects, load_given
-from latecomer.data.sources import load
+from latecomer.data.sources import load_dataset
 from latecomer.data.stored import StoredInputs
 from latecomer.device.models import MODELS
 from latecomer.errors import BadInput
@@ -30,7 +30,7 @@ def read_data(config: Config, given: Given) -> tuple[Dataset, Config, str]:
     if config.app.path:
         raise BadInput(f"app.path = {config.app.path!r}: the data of a Flower app are its own")
     if given.data is None and ":" not in data.source:
-        dataset = load(data.source, data.path, source_options(data))
+        dataset = load_dataset(data.source, data.path, source_options(data))
         return _prepared(config, dataset, given.loss is not None), config, ""
     if given.data is None:
         check_reference("data.source", data.source)
@@ -102,7 +102,7 @@ def second_domain(drift: DriftConfig) -> Dataset | None:
     if drift.kind == "replace" and drift.second == "source":
         if not drift.source:
             raise BadInput("data.drift.second = 'source': name it with data.drift.source")
-        return load(drift.source, drift.path)
+        return load_dataset(drift.source, drift.path)
     if drift.source or drift.path:
         raise BadInput(
             "data.drift.source and data.drift.path are for kind = 'replace' and second = 'source'"
