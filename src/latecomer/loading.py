@@ -1,9 +1,9 @@
-"""A user's own code, named in a config as `module:callable`."""
+"""What users write: callables named as `module:callable`, their errors, and nested tables."""
 
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -44,3 +44,12 @@ def at(error: BaseException) -> str:
     """File and line where an error was raised, in parentheses, to append to its first line."""
     frame = extract_tb(error.__traceback__)[-1]
     return f" (at {Path(frame.filename).name}:{frame.lineno})"
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = isinstance(value, Mapping)
+        found |= dotted(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return found

@@ -22,6 +22,8 @@ from latecomer.engines.app_client import packed_state, unpacked_state
 from latecomer.engines.app_loading import first_request, load_app
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.errors import BadInput, RunFailed
+from latecomer.strategies.recipe import build_strategy
+from latecomer.study.app_scenario import updates_per_version
 from latecomer.study.config import parse
 from latecomer.study.data_view import data_view
 
@@ -406,3 +408,11 @@ def test_a_reply_that_cannot_be_used_says_what_to_change(metrics, words, tmp_pat
 def test_the_pyproject_of_an_app_is_no_config(tmp_path):
     with pytest.raises(BadInput, match="not a config; for a Flower app give its folder"):
         latecomer.run(tmp_path / "pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "updates"),
+    [("latecomer", 500, 10), ("latecomer", 25, 3), ("fedbuff", 500, 10), ("fedavg", 500, 500)],
+)
+def test_updates_per_version_are_those_of_the_strategys_commits(name, devices, updates):
+    assert updates_per_version(build_strategy(name, {}), devices) == updates

@@ -25,7 +25,7 @@ from latecomer.engines.app_loading import RUN, FirstRequest, Value
 from latecomer.engines.flower import ARRAYS, CONFIG, from_records, to_records
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.engines.plain import EXAMPLES, ROUND, PlainFlowerCodec, decode_metrics
-from latecomer.engines.simulated_grid import FIRST_NODE
+from latecomer.engines.virtual_grid import FIRST_NODE
 from latecomer.engines.wire import InvalidPayload, Payload
 from latecomer.errors import RunFailed
 from latecomer.loading import at, first_line

@@ -23,9 +23,9 @@ from flwr.serverapp.strategy import Strategy
 from latecomer.device.seeding import all_seeded
 from latecomer.engines.flower import only
 from latecomer.engines.flower_private import allow_messages, of_earlier_kind
-from latecomer.engines.simulated_grid import FIRST_NODE, SimulatedGrid
+from latecomer.engines.virtual_grid import FIRST_NODE, SimulatedGrid
 from latecomer.errors import BadInput, unknown
-from latecomer.loading import at, first_line
+from latecomer.loading import at, dotted, first_line
 
 RUN = 1  # number of the run in a Context
 HINT = "name a function that returns the initial arrays: app.initial = 'module:callable'"
@@ -85,29 +85,17 @@ def load_app(folder: Path) -> AppFolder:
         project.get("project", {}).get("name", folder.resolve().name),
         client,
         None if server is None else _component(folder, server, ServerApp),
-        _flat(app.get("config", {})),
+        dotted(app.get("config", {})),
     )
 
 
 def with_overrides(config: Mapping[str, Value], changes: Mapping[str, Any]) -> dict[str, Value]:
     """The run config with the user's changes; BadInput for a key that the app does not have."""
-    flat = _flat(changes)
+    flat = dotted(changes)
     for key in flat:
         if config and key not in config:
             raise unknown("app.config: key", key, list(config))
     return {**config, **flat}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested tables as one, with keys joined by dots, as Flower does it."""
-    found: dict[str, Value] = {}
-    for key, value in tree.items():
-        found |= (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{key}": value}
-        )
-    return found
 
 
 def _component(folder: Path, reference: str, kind: type[Any]) -> Any:

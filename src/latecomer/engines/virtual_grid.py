@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from latecomer.core.messages import TimerExpired, TrainSpec, wire_bytes
@@ -23,13 +24,13 @@ from latecomer.core.strategy import Assignment
 from latecomer.engines.flower import only
 from latecomer.engines.flower_private import allow_messages, set_message_id
 from latecomer.engines.memory import keep_freed_memory, rare_collections
-from latecomer.engines.simulated_grid import FIRST_NODE, SimulatedGrid
 from latecomer.engines.trainers import OneByOne
 from latecomer.engines.virtual import Bounds, ServerCosts, VirtualEngine
 from latecomer.errors import BadInput, RunFailed
 from latecomer.fleet.fleet import Fleet
 from latecomer.strategies.parts.flower_rounds import FlowerRounds
 
+FIRST_NODE = 1000  # the node of device 0; Flower reserves small numbers
 MAX_ROUNDS = 10**9
 LOST, REFUSED = 5, 2  # Flower's error codes
 EVALUATIONS = 10**6  # offset of the random streams of evaluations from those of tasks
@@ -156,6 +157,26 @@ class _Sent:
     device: int
     task: int = -1
     reply: Message | None = None
+
+
+class SimulatedGrid(Grid):  # type: ignore[misc, unused-ignore]  # without Flower it is Any
+    """A grid without a Flower run; subclasses say what happens to messages."""
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise RunFailed("there is no Flower run in virtual time")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 class VirtualGrid(SimulatedGrid):

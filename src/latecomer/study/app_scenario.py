@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from latecomer.device.array_model import ArrayModel
 from latecomer.device.networks import Networks
 from latecomer.errors import BadInput, RunFailed, unknown
 from latecomer.loading import first_line, load_callable
+from latecomer.strategies.latecomer.cached_aggregation import CachedAggregation
 from latecomer.strategies.parts.flower_rounds import FlowerRounds
 from latecomer.study.config import OF_DATA, Config
 from latecomer.study.given import GIVEN, Given, check_reference
@@ -180,9 +180,8 @@ def updates_per_version(strategy: Strategy, devices: int) -> int:
     """The updates that the strategy merges in a commit; for rounds those of all devices."""
     if strategy.has_epochs:
         return devices
-    share = getattr(strategy.merge, "share", None)
-    if isinstance(share, float):
-        return ceil(share * devices)
+    if isinstance(strategy.merge, CachedAggregation):
+        return strategy.merge.updates_per_commit(devices)
     return int(getattr(strategy.merge, "size", 1))
 
 

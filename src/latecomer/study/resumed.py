@@ -7,6 +7,7 @@ from typing import Any
 
 from latecomer.core.server import Server
 from latecomer.errors import BadInput
+from latecomer.loading import dotted
 from latecomer.study.config import Config
 
 Settings = Mapping[str, Any]  # key, as in "training.lr" -> value
@@ -33,7 +34,7 @@ PART = "part "  # begins the names of the strategy's parts
 def config_settings(config: Config) -> dict[str, Any]:
     """All keys in the config.toml of a run, but for those that single runs do not use."""
     tree = tomllib.loads(config.to_toml())
-    return _flat({key: value for key, value in tree.items() if key not in ("compare", "study")})
+    return dotted({key: value for key, value in tree.items() if key not in ("compare", "study")})
 
 
 def simulation_settings(config: Config, server: Server) -> Settings:
@@ -44,7 +45,7 @@ def simulation_settings(config: Config, server: Server) -> Settings:
 def deployment_settings(server: Server) -> Settings:
     """The seed, training settings and strategy of a server, under their keys in a config."""
     tree = {"seed": server.seed, "strategy": {"name": server.strategy.name}}
-    return _flat({**tree, "training": asdict(server.spec)}) | _parts(server)
+    return dotted({**tree, "training": asdict(server.spec)}) | _parts(server)
 
 
 def differences(before: Settings, now: Settings) -> dict[str, str]:
@@ -84,14 +85,6 @@ def _parts(server: Server) -> dict[str, str]:
     """The class of every part of the strategy by its path."""
     parts = server.parts.by_path.items()
     return {f"{PART}{path}": type(part).__name__ for path, part in parts}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = isinstance(value, Mapping)
-        found |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
-    return found
 
 
 def _text(value: Any) -> str:

@@ -87,6 +87,9 @@ class CachedAggregation(Stateful):
         self.share, self.step, self.surrogates = share, step, surrogates
         self._caches: dict[str, LineageCache] = {}
 
+    def updates_per_commit(self, members: int) -> int:
+        return min(MAX_UPDATES, quota(self.share, members))
+
     def add(self, contribution: Contribution, view: ServerView) -> Commit | None:
         lineage, device = contribution.lineage, contribution.task.device
         cache = self._caches.get(lineage)
@@ -94,7 +97,7 @@ class CachedAggregation(Stateful):
             cache = self._caches[lineage] = self._opened(lineage, view)
         cache.arrived[device] = contribution
         cache.count += 1
-        enough = cache.count >= min(MAX_UPDATES, quota(self.share, cache.members))
+        enough = cache.count >= self.updates_per_commit(cache.members)
         return self._commit(lineage, cache, view) if enough else None
 
     def settle(self, view: ServerView) -> Iterable[Commit]:
