@@ -81,7 +81,7 @@ def test_a_seed_fixes_the_fleet(name: str) -> None:
     build = PROFILES[name].build
     assert build(30, 1, "") == build(30, 1, "")
     assert build(30, 1, "") != build(30, 2, "")
-    assert len(build(30, 1, "")) == 30
+    assert len(build(30, 1, "")[0]) == 30
 
 
 def test_every_preset_has_its_name_and_a_line() -> None:

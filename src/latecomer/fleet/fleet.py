@@ -77,8 +77,9 @@ def make_fleet(
     """
     if profile not in PROFILES:
         raise unknown("fleet.profile", profile, PROFILES)
-    profiles = [_override(p, overrides or {}) for p in PROFILES[profile].build(devices, seed, path)]
-    notes = _notes(path, len(profiles), devices)
+    built, notes = PROFILES[profile].build(devices, seed, path)
+    profiles = [_override(p, overrides or {}) for p in built]
+    notes += _notes(path, len(profiles), devices)
     return Fleet(tuple(islice(cycle(profiles), devices)), seed=seed, notes=notes)
 
 

@@ -63,11 +63,14 @@ def gamma(devices: int, seed: int) -> tuple[DeviceProfile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named fleet; `build(devices, seed, path)` of a trace may return another number."""
+    """A named fleet: `build(devices, seed, path)` returns profiles and messages to the user.
+
+    A trace may return another number of profiles than `devices`.
+    """
 
     name: str
     summary: str
-    build: Callable[[int, int, str], tuple[DeviceProfile, ...]]
+    build: Callable[[int, int, str], tuple[tuple[DeviceProfile, ...], tuple[str, ...]]]
 
 
 PROFILES: dict[str, Preset] = {
@@ -76,26 +79,26 @@ PROFILES: dict[str, Preset] = {
         Preset(
             "uniform",
             "every task takes 10 s; devices are late by fleet.late only (the papers' setting)",
-            lambda devices, seed, path: uniform(devices),
+            lambda devices, seed, path: (uniform(devices), ()),
         ),
         Preset(
             "tiers",
             "fast, medium-fast, medium-slow and slow devices in 3:3:2:2 (PrivaAsyncFed)",
-            lambda devices, seed, path: tiers(devices, seed),
+            lambda devices, seed, path: (tiers(devices, seed), ()),
         ),
         Preset(
             "gamma",
             "compute time per example Gamma-distributed over the devices",
-            lambda devices, seed, path: gamma(devices, seed),
+            lambda devices, seed, path: (gamma(devices, seed), ()),
         ),
         Preset(
             "phones",
             "phones, Raspberry Pis and wearables on Wi-Fi, 4G and 3G, some only at night",
-            lambda devices, seed, path: phones(devices, seed),
+            lambda devices, seed, path: (phones(devices, seed), ()),
         ),
         Preset(
             "trace",
-            "device profiles from the CSV file fleet.path",
+            "device profiles from fleet.path: a CSV file, or FedScale's or FLASH's folder",
             lambda devices, seed, path: read_trace(path),
         ),
     )

@@ -1,8 +1,8 @@
-"""Device profiles read from a CSV file.
+"""Device profiles read from a CSV file, or from a folder of FedScale's or FLASH's traces.
 
-The header names the columns, in any order. `device` is required: consecutive ids from 0. Optional
-are seconds_per_example, seconds_per_task, down, up, latency, jitter, dropout, crash,
-restart_seconds, detect_seconds, period, group, window_start and window_end, as in DeviceProfile;
+The header of the CSV file names the columns, in any order. `device` is required: consecutive
+ids from 0. Optional are seconds_per_example, seconds_per_task, down, up, latency, jitter, dropout,
+crash, restart_seconds, detect_seconds, period, group, window_start and window_end, as in DeviceProfile;
 a missing column or an empty cell means the default. Each further row of a device adds a window;
 its other cells must be equal or empty. Error messages number rows as lines of the file: the
 header is row 1.
@@ -10,10 +10,12 @@ header is row 1.
 
 import csv
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from latecomer.errors import BadInput, unknown
 from latecomer.fleet.profile import ALLOWED, DeviceProfile, check_field, check_window
+from latecomer.fleet.published_traces import read_published
 
 COLUMNS = ("device", *ALLOWED, "group", "window_start", "window_end")
 
@@ -26,10 +28,16 @@ class _Record:
     windows: list[tuple[str, float, float]] = field(default_factory=list)  # row, start, end
 
 
-def read_trace(path: str) -> tuple[DeviceProfile, ...]:
-    """The profiles in the file, in order of device id."""
+def read_trace(path: str) -> tuple[tuple[DeviceProfile, ...], tuple[str, ...]]:
+    """(profiles in order of device id, messages to the user) of a CSV file or a trace folder."""
     if not path:
-        raise BadInput("fleet.path = '': profile 'trace' needs the path of a CSV file")
+        raise BadInput("fleet.path = '': profile 'trace' needs the path of a CSV file or folder")
+    if Path(path).is_dir():
+        return read_published(Path(path))
+    return _read_csv(path), ()
+
+
+def _read_csv(path: str) -> tuple[DeviceProfile, ...]:
     records: dict[int, _Record] = {}
     for where, row in _rows(path):
         device = _device_id(where, row.get("device", ""))
