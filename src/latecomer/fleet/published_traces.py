@@ -1,8 +1,8 @@
 """Device profiles from the trace files that FedScale and FLASH publish.
 
-FedScale (Lai et al., ICML 2022): a folder with `client_device_capacity` and, if availability is
-wanted, `client_behave_trace`. Both are pickled dictionaries; JSON files of the same content, named
-with `.json`, are read too. Only plain values are unpickled, so a file cannot run code.
+FedScale (Lai et al., ICML 2022): a folder with `client_device_capacity.json` and, if availability
+is wanted, `client_behave_trace.json`. FedScale publishes them pickled, which is not read because a
+pickle can run code; docs/fleets.md shows the conversion.
     capacity: {client: {"computation": ms per example of inference, "communication": kbit/s}}
     availability: {client: {"active": [s], "inactive": [s], "finish_time": s, "model": text}}
 
@@ -14,18 +14,17 @@ A FLASH trace has no seconds per example: set `fleet.seconds_per_example`.
 """
 
 import json
-import pickle
 from collections.abc import Mapping
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from latecomer.errors import BadInput
 from latecomer.fleet.profile import DeviceProfile, Windows
 
-CAPACITY = "client_device_capacity"
-BEHAVIOUR = "client_behave_trace"
+CAPACITY = "client_device_capacity.json"
+BEHAVIOUR = "client_behave_trace.json"
 FLASH_BEHAVIOUR = ("user_behavior_tiny.json", "user_behavior.json")
 FLASH_LINKS = "speed_distri.json"
 LAYOUTS = f"{CAPACITY} (FedScale) or {' or '.join(FLASH_BEHAVIOUR)} (FLASH)"
@@ -39,9 +38,10 @@ FLASH_MOBILE = ("unknown", "2g", "3g", "4g", "5g")
 
 def read_published(folder: Path) -> tuple[tuple[DeviceProfile, ...], tuple[str, ...]]:
     """(profiles, messages to the user) of the trace files in a folder, FedScale's or FLASH's."""
-    capacity, behaviour = _file(folder, CAPACITY), _file(folder, BEHAVIOUR)
-    if capacity:
-        return _fedscale(_mapping(capacity), _mapping(behaviour) if behaviour else {}, folder)
+    capacity, behaviour = folder / CAPACITY, folder / BEHAVIOUR
+    if capacity.is_file():
+        active = _mapping(behaviour) if behaviour.is_file() else {}
+        return _fedscale(_mapping(capacity), active, folder)
     for name in FLASH_BEHAVIOUR:
         if (folder / name).is_file():
             links = folder / FLASH_LINKS
@@ -49,11 +49,6 @@ def read_published(folder: Path) -> tuple[tuple[DeviceProfile, ...], tuple[str, 
                 _mapping(folder / name), _mapping(links) if links.is_file() else {}, folder
             )
     raise BadInput(f"fleet.path = '{folder}': a folder needs a file {LAYOUTS}")
-
-
-def _file(folder: Path, name: str) -> Path | None:
-    """The file `name` of the folder, or its JSON form; None if there is neither."""
-    return next((path for path in (folder / name, folder / f"{name}.json") if path.is_file()), None)
 
 
 def _fedscale(
@@ -218,27 +213,13 @@ def _sorted(table: Mapping[Any, Any]) -> list[Any]:
 
 
 def _mapping(path: Path) -> Mapping[Any, Any]:
-    """The table in a file of pickled plain values, or of JSON (by its ending)."""
+    """The table in a JSON file."""
     try:
-        if path.suffix == ".json":
-            table = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            with path.open("rb") as file:
-                table = _PlainValues(file).load()
+        table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"fleet.path: {path} cannot be read ({error.strerror})") from None
-    except Exception as error:  # a damaged pickle raises almost anything
-        raise BadInput(f"fleet.path: {path} cannot be read ({error})") from None
+    except ValueError as error:
+        raise BadInput(f"fleet.path: {path} is not JSON ({error})") from None
     if not isinstance(table, Mapping) or not table:
         raise BadInput(f"fleet.path: {path}: allowed is a table with one entry per client")
     return table
-
-
-class _PlainValues(pickle.Unpickler):
-    """Reads numbers, texts, lists and dictionaries; refuses everything that has a class."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it contains {module}.{name}; allowed are plain values")

@@ -1,11 +1,11 @@
 """Device profiles read from a CSV file, or from a folder of FedScale's or FLASH's traces.
 
-The header of the CSV file names the columns, in any order. `device` is required: consecutive
-ids from 0. Optional are seconds_per_example, seconds_per_task, down, up, latency, jitter, dropout,
-crash, restart_seconds, detect_seconds, period, group, window_start and window_end, as in DeviceProfile;
-a missing column or an empty cell means the default. Each further row of a device adds a window;
-its other cells must be equal or empty. Error messages number rows as lines of the file: the
-header is row 1.
+The header of the CSV file names the columns, in any order. `device` is required: consecutive ids
+from 0. Optional are seconds_per_example, seconds_per_task, down, up, latency, jitter, dropout,
+crash, restart_seconds, detect_seconds, period, group, window_start and window_end, as in
+DeviceProfile; a missing column or an empty cell means the default. Each further row of a device
+adds a window; its other cells must be equal or empty. Error messages number rows as lines of the
+file: the header is row 1.
 """
 
 import csv
